@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rltrace.events import Counter, Span
@@ -23,7 +24,7 @@ def same_columns(process: Process) -> None:
     process.threads.clear()
     found = columns.read(process)
     assert _losses(process) == losses
-    assert [_said(rows.span(row)) for rows in found for row in range(len(rows))] == [
+    assert [_said(span) for rows in found for span in rows.spans(np.arange(len(rows)))] == [
         _said(event) for event in events if isinstance(event, Span)
     ]
     assert [sample for rows in found for sample in _samples(rows)] == [

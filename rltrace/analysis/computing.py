@@ -34,17 +34,17 @@ def computing(seen: Observations) -> dict[Lane, Intervals]:
     The processor time between two samples counts only if no phase lies between them; otherwise it may be the phase's.
     The driver is left out, because its ranks compute for it.
     """
-    rows: dict[Lane, list[Intervals]] = {}
-    for process in seen.processes:
-        if not process.lane.is_driver:
-            rows.setdefault(process.lane, []).extend(_of_spans(process, seen))
-    phases: dict[Lane, list[Intervals]] = {}
-    for process in seen.processes:
-        phases.setdefault(process.lane, []).extend(kept.rows(seen.end_ns) for kept in process.phases.values())
-    for lane, busy in _by_processor_time(seen):
-        if lane in rows:
-            rows[lane].append(_apart_from(busy, union(*phases[lane])))
-    return {lane: union(*of_lane) for lane, of_lane in rows.items()}
+    busy = _by_processor_time(seen)
+    lanes = dict.fromkeys(process.lane for process in seen.processes if not process.lane.is_driver)
+    return {lane: _of_lane(seen.on(lane), busy.get(lane, []), seen) for lane in lanes}
+
+
+def _of_lane(processes: list[Seen], busy: list[Intervals], seen: Observations) -> Intervals:
+    rows = [spans for process in processes for spans in _of_spans(process, seen)]
+    if busy:
+        phases = union(*(kept.rows(seen.end_ns) for process in processes for kept in process.phases.values()))
+        rows += [_apart_from(between, phases) for between in busy]
+    return union(*rows)
 
 
 def _of_spans(process: Seen, seen: Observations) -> list[Intervals]:
@@ -53,17 +53,17 @@ def _of_spans(process: Seen, seen: Observations) -> list[Intervals]:
     return [kept.rows(until_ns) for kept in (*automatic, *process.stages.values(), *process.device_spans.values())]
 
 
-def _by_processor_time(seen: Observations) -> list[tuple[Lane, Intervals]]:
-    """Return the intervals between samples in which each process was busy."""
+def _by_processor_time(seen: Observations) -> dict[Lane, list[Intervals]]:
+    """Return the intervals between samples in which each process was busy, by lane."""
     lane_of = {process.process.key: process.lane for process in seen.processes}
-    found = []
+    found: dict[Lane, list[Intervals]] = {}
     for sampler in (process for process in seen.processes if process.process.role == SAMPLER):
         for name, samples in sampler.sampled.items():
             counter, of = subjects(name)
             if counter == CPU_COUNTER and of and of[0] in lane_of:
                 times_ns, percent = np.array(samples.times_ns, np.int64), np.array(samples.values)
                 between = np.column_stack([times_ns[:-1], times_ns[1:]])
-                found.append((lane_of[of[0]], between[percent[1:] >= BUSY_PERCENT]))
+                found.setdefault(lane_of[of[0]], []).append(between[percent[1:] >= BUSY_PERCENT])
     return found
 
 

@@ -20,10 +20,13 @@ def union(*sets: Intervals) -> Intervals:
         Disjoint, in order, none empty; touching ones are joined.
     """
     rows = sets[0] if len(sets) == 1 else np.concatenate(sets) if sets else EMPTY
-    rows = rows[rows[:, 1] > rows[:, 0]]
+    is_empty = rows[:, 1] <= rows[:, 0]
+    if is_empty.any():
+        rows = rows[~is_empty]
     if len(rows) < 2:  # most phases happen once a step
-        return rows
-    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        return np.array(rows)
+    if (rows[1:, 0] < rows[:-1, 0]).any():
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
     reach_ns = np.maximum.accumulate(rows[:, 1])
     is_first = np.append(True, rows[1:, 0] > reach_ns[:-1])
     is_last = np.append(is_first[1:], True)

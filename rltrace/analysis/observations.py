@@ -75,7 +75,9 @@ class Intervalled:
         """Return rows of shape (N, 2); open spans end at `until_ns`."""
         starts = np.frombuffer(self.starts, np.int64) if self.starts else np.empty(0, np.int64)
         ends = np.frombuffer(self.ends, np.int64) if self.ends else np.empty(0, np.int64)
-        return paired(starts, np.where(ends == OPEN, until_ns, ends))
+        rows = paired(starts, ends)
+        rows[ends == OPEN, 1] = until_ns
+        return rows
 
     def ended(self) -> Intervals:
         """Return the same, without open spans."""
@@ -531,14 +533,15 @@ def _see_whole(
     seen: Seen, rows: Columns, kinds: NDArray[np.uint16], is_step: NDArray[np.bool_], is_kept: NDArray[np.bool_]
 ) -> None:
     """Keep the spans whose arguments count as they are, and those that are open."""
-    is_open = rows.end_ns == OPEN
-    for row in np.flatnonzero(is_open | is_step | is_kept).tolist():
-        span = rows.span(row)
-        if is_open[row]:
+    chosen = np.flatnonzero((rows.end_ns == OPEN) | is_step | is_kept)
+    for span, is_of_step, counts in zip(
+        rows.spans(chosen), is_step[chosen].tolist(), is_kept[chosen].tolist(), strict=True
+    ):
+        if span.end_ns is None:
             seen.open_spans.append(span)
-        if is_step[row]:
+        if is_of_step:
             seen.steps.append(span)
-        if is_kept[row]:
+        if counts:
             _place_of(seen, span).append(span)
 
 

@@ -160,20 +160,22 @@ class Columns:
             found.setdefault(row, []).append(place)
         return found
 
-    def span(self, row: int) -> Span:
-        """Return a row as the event that it is."""
-        end_ns, lane = int(self.end_ns[row]), int(self.lane[row])
-        return Span(
-            self.texts[self.name[row]],
-            int(self.thread[row]),
-            int(self.task[row]),
-            int(self.start_ns[row]),
-            None if end_ns == OPEN else end_ns,
-            self.args(row),
-            *self.flows_of(row),
-            lane=None if lane == NO_LANE else lane,
-            is_automatic=bool(self.is_automatic[row]),
-        )
+    def spans(self, rows: NDArray[np.intp]) -> Iterator[Span]:
+        """Yield some rows as the events that they are."""
+        columns = (self.name, self.thread, self.task, self.start_ns, self.end_ns, self.lane, self.is_automatic)
+        listed = (column[rows].tolist() for column in columns)
+        for row, name, thread, task, start_ns, end_ns, lane, is_automatic in zip(rows.tolist(), *listed, strict=True):
+            yield Span(
+                self.texts[name],
+                thread,
+                task,
+                start_ns,
+                None if end_ns == OPEN else end_ns,
+                self.args(row),
+                *self.flows_of(row),
+                lane=None if lane == NO_LANE else lane,
+                is_automatic=is_automatic,
+            )
 
 
 def read(process: Process) -> list[Columns]:
@@ -327,9 +329,10 @@ class _Encoded:
         raw, texts = self.raw, self.source.texts
         has_args = (raw["begin_bytes"] | raw["late_bytes"]) != 0
         is_odd = (raw["flags"] & native.ODD).astype(np.bool_)
-        for row in np.flatnonzero(is_odd | (has_args & self.source.are_checked_whole[raw["name"]])).tolist():
+        rows = np.flatnonzero(is_odd | (has_args & self.source.are_checked_whole[raw["name"]]))
+        for row, name in zip(rows.tolist(), raw["name"][rows].tolist(), strict=True):
             begun, late = self._written(row)
-            checks = gate.arguments_of(texts.all[raw["name"][row]])
+            checks = gate.arguments_of(texts.all[name])
             unfit = gate.leave_out_unfit(begun, checks) + gate.leave_out_unfit(late, checks) if checks else 0
             self.source.process.unfit += unfit
             args = self.decoded[row] = begun | late
@@ -423,17 +426,17 @@ class _OfEvents(Columns):
     """Rows that were made of events."""
 
     def __init__(self, events: Sequence[Event], texts: Texts) -> None:
-        self.spans = [event for event in events if isinstance(event, Span)]
-        arguments = {key: _argument(key, argument.kind, self.spans, texts) for key, argument in ARGUMENTS.items()}
+        self._spans = [event for event in events if isinstance(event, Span)]
+        arguments = {key: _argument(key, argument.kind, self._spans, texts) for key, argument in ARGUMENTS.items()}
         counters = [event for event in events if isinstance(event, Counter)]
-        flows = _flows(self.spans, texts)
-        super().__init__(texts.all, _spans(self.spans, texts), arguments, _samples(counters, texts), flows, self._args)
+        flows = _flows(self._spans, texts)
+        super().__init__(texts.all, _spans(self._spans, texts), arguments, _samples(counters, texts), flows, self._args)
 
     def _args(self, row: int) -> Args:
-        return self.spans[row].args
+        return self._spans[row].args
 
-    def span(self, row: int) -> Span:
-        return self.spans[row]
+    def spans(self, rows: NDArray[np.intp]) -> Iterator[Span]:
+        return (self._spans[row] for row in rows.tolist())
 
 
 def _argument(key: str, kind: int, spans: Sequence[Span], texts: Texts) -> NDArray[Any]:

@@ -33,8 +33,8 @@ class Case(NamedTuple):
     goal_megabytes: float | None = None
 
 
-USUAL = (Case(8, 10, 1.5, 150), Case(256, 10, 20, 1000, 10, 1000))
-LARGE = (Case(8, 2000, 150, 6000, 5), Case(1024, 10, 90, 4000, 45, 2000))
+USUAL = (Case(8, 10, 1.5, 120), Case(256, 10, 18, 1000, 10, 1000))
+LARGE = (Case(8, 2000, 75, 5000, 5), Case(1024, 10, 75, 3500, 45, 2000))
 """These take minutes, and up to 8 GB of disk."""
 
 

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import msgpack
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from same_columns import decoded_natively, same_columns
@@ -56,7 +57,7 @@ def test_pieces_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     process = process_of_segments(tmp_path / "run", contents)
     *_, last = pieces = columns.read(process)
     assert [len(rows) for rows in pieces] == [50, 50, 1]
-    span = last.span(0)
+    (span,) = last.spans(np.arange(1))
     assert (span.args, span.flows_out) == ({"bytes": 5, "x": "é", "error": "KeyError"}, ("key",))
     same_columns(process)
 
@@ -65,10 +66,10 @@ def test_without_a_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     """Without the native decoder the columns are the same, and its absence is said."""
     process = process_of_segments(tmp_path / "run", [msgpack.packb(["a", 0, 1, 2, {"bytes": 3, "module": "m"}, True])])
     (rows,) = columns.read(process)
-    found = [rows.span(0), *(column[0] for column in rows.arguments.values())]
+    found = [*rows.spans(np.arange(1)), *(column[0] for column in rows.arguments.values())]
     monkeypatch.setattr(native, "library", lambda: None)
     (rows,) = columns.read(process)
-    assert repr([rows.span(0), *(column[0] for column in rows.arguments.values())]) == repr(found)
+    assert repr([*rows.spans(np.arange(1)), *(column[0] for column in rows.arguments.values())]) == repr(found)
     assert "in Python" in native.decoder()
 
 
