@@ -168,7 +168,9 @@ class Source:
         owner = self._of_class(module, name)
         if owner is None:
             return False
-        return attr in owner.sets or any(self._inherits(module, base, attr) for base in owner.bases if base != name)
+        return self._is_set(module, name, attr) or any(
+            self._inherits(module, base, attr) for base in owner.bases if base != name
+        )
 
     def _inherits(self, module: str, base: str, attr: str) -> bool:
         return self.find(f"{module}:{base}") is not None and self.has_attribute(f"{module}:{base}.{attr}")
@@ -225,12 +227,21 @@ class Source:
         return None if block is None else _parsed(textwrap.dedent(block))
 
     def _read_class(self, module: str, name: str) -> _Class | None:
-        """Read what a class has: its tree takes long to make, and too much memory to be kept in a traced program."""
+        """Read what a class has: its tree takes too much memory to be kept in a traced program."""
         tree = self._top_level(module, name) or self._conditional(module, name, "class")
         if not isinstance(tree, ast.ClassDef):
             return None
-        sets = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_set(node)}
-        return _Class(tuple(_bases(tree)), frozenset(_all_defined(tree.body)), frozenset(sets))
+        return _Class(tuple(_bases(tree)), frozenset(_all_defined(tree.body)))
+
+    def _is_set(self, module: str, name: str, attr: str) -> bool:
+        """Tell whether a class sets an attribute, of whatever object: by its lines, or by its tree, which is slow."""
+        found = self._read(module)
+        lines = None if found is None else _last_block(found.text, name)
+        if lines is not None and re.search(rf"^\s+self\.{attr}\b\s*(?::[^=\n]+)?=[^=]", lines, re.MULTILINE):
+            return True
+        tree = self._top_level(module, name) or self._conditional(module, name)
+        nodes = () if tree is None else ast.walk(tree)
+        return any(isinstance(node, ast.Attribute) and node.attr == attr and _is_stored(node) for node in nodes)
 
     def _top_level(self, module: str, name: str) -> ast.AST | None:
         """Return the last definition of a name at a module's margin, which alone is parsed."""
@@ -252,8 +263,6 @@ class _Class(NamedTuple):
     bases: tuple[str, ...]
     defines: frozenset[str]
     """The names in its body."""
-    sets: frozenset[str]
-    """Attributes that its methods set, of whatever object."""
 
 
 def _last_block(text: str, name: str, *, indent: int = 0) -> str | None:
@@ -316,7 +325,7 @@ def _name_of_value(node: ast.AST) -> str | None:
     return value.id if isinstance(value, ast.Name) else None
 
 
-def _is_set(node: ast.Attribute) -> bool:
+def _is_stored(node: ast.Attribute) -> bool:
     return isinstance(node.ctx, ast.Store)
 
 
