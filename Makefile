@@ -54,7 +54,7 @@ test-hostile: $(VENV)/dev.done  ## Run the tests that take long: damaged Recordi
 	$(BIN)/python -m pytest tests/hostile --timeout 7200 -n 2
 
 .PHONY: test-frameworks
-test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and trainers: 14 GB of packages, then minutes
+test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and trainers: 19 GB of packages, then minutes
 	$(BIN)/python tests/frameworks/environments.py .frameworks
 	RLTRACE_FRAMEWORKS=.frameworks $(BIN)/python -m pytest tests/frameworks
 
