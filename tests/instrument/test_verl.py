@@ -254,7 +254,7 @@ def test_a_bucket_has_a_key_of_its_own_in_every_transfer_over_a_handle_and_one_a
     rltrace.start(folder)
     keys = []
     for handle in ("ipc:///tmp/a", "ipc:///tmp/a", "ipc:///tmp/b"):
-        socket = weight_sync.BucketSocket(Socket(), sent.begin(handle), hook)
+        socket = weight_sync.BucketSocket(Socket(), sent.begin(handle), "ipc", hook)
         for _ in range(2):
             socket.send_pyobj({"bucket_meta": meta})
             socket.recv()
