@@ -62,7 +62,7 @@ test-sanitizer: $(VENV)/dev.done  ## Feed a million mutated segments to the deco
 	$(BIN)/python tests/read/sanitized_decoder.py --segments 1000000
 
 .PHONY: test-frameworks
-test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and trainers: 14 GB of packages, then minutes
+test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and trainers: 19 GB of packages, then minutes
 	$(BIN)/python tests/frameworks/environments.py .frameworks
 	RLTRACE_FRAMEWORKS=.frameworks $(BIN)/python -m pytest tests/frameworks
 

@@ -7,11 +7,11 @@ Each part is made once. A wheel is taken apart for its Python files and deleted 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import venv
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,7 +58,7 @@ RELEASES = {
 """Releases whose sources are read, the last one last: one of each of vLLM's and TRL's lines. Tests of verl's releases
 read the older ones."""
 
-PYTHONS = {"openrlhf": "python3.11", "skyrl": "python3.12"}
+PYTHONS = {"openrlhf": "3.11", "skyrl": "3.12"}
 """Of OpenRLHF there are wheels for 3.11 only, and SkyRL's classes cannot be read by pydantic before 3.12."""
 
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (35, 34, 31, 28, 24, 17)]
@@ -79,21 +79,33 @@ def make_environment(folder: Path, requirements: Iterable[str]) -> None:
     done = folder / "made"
     if done.exists():
         return
-    python = PYTHONS.get(folder.name)
-    if python is not None and shutil.which(python) is None:
-        print(f"no {folder}: there is no {python}", flush=True)
+    python = python_for(folder.name)
+    if python is None:
+        print(f"no {folder}: there is no Python {PYTHONS[folder.name]}", flush=True)
         return
     print(f"making {folder}", flush=True)
-    if python is None:
-        venv.create(folder, with_pip=True, clear=True)
-    else:
-        subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
+    subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if folder.name in BUILT_WITH:
         subprocess.run([*pip, *BUILT_WITH[folder.name]], check=True)
     subprocess.run([*pip, *requirements], check=True)
     subprocess.run([*pip, "pytest", "pytest-timeout", "--editable", str(ROOT)], check=True)
     done.touch()
+
+
+def python_for(name: str) -> str | None:
+    """A Python of the version that an environment needs: this one, one on the path, or one of pyenv's."""
+    version = PYTHONS.get(name)
+    if version is None or sys.version_info[:2] == tuple(map(int, version.split("."))):
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for candidate in (f"python{version}", *map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))):
+        if (
+            shutil.which(candidate)
+            and subprocess.run([candidate, "-V"], check=False, capture_output=True).returncode == 0
+        ):
+            return candidate
+    return None
 
 
 def fetch_sources(package: str, version: str, folder: Path) -> None:

@@ -120,6 +120,12 @@ def test_every_tensor_is_sent_and_loaded(run):
         assert len({span.args["tensor"] for span in loaded}) == PARAMETERS
 
 
+def test_engine_hands_each_tensor_to_its_workers(run):
+    """Each tensor is one call of all workers of the engine, from its actor."""
+    asked = [span.args["method"] for span in named(run, "server", "engine.collective_rpc")]
+    assert asked.count("update_weight") == 2 * PARAMETERS
+
+
 def test_engine_generates_between_its_wake_ups_and_sleep(run):
     """Each step wakes the weights, then the cache, answers every prompt twice and sleeps again."""
     requests = named(run, "server", "server.request")

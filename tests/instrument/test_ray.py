@@ -1,5 +1,6 @@
 """Hooks on Ray: real actors on a CPU, called every way that Ray knows."""
 
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -12,8 +13,8 @@ import rltrace
 from rltrace.analysis.fates import fates
 from rltrace.analysis.summary import summarize
 from rltrace.events import RAY_CALL
-from rltrace.hooks.patching import Hook
-from rltrace.instrument.ray import WORTH_NS, task_of, watch_tasks
+from rltrace.hooks.patching import NOBODY, Hook, PatchSet, nothing_after
+from rltrace.instrument.ray import WORTH_NS, forget_inherited, placement_args, task_of, watch_tasks
 from rltrace.read.recording import Recording
 
 pytestmark = pytest.mark.run
@@ -201,6 +202,61 @@ def test_task_loaded_in_a_pause(folder, spans_of):
     assert load(None, None, Function()) is kept
     rltrace.stop()
     assert [span.name for span in spans_of(folder)] == [RAY_CALL]
+
+
+class Register:
+    """Where a hook reports to; nobody reads it."""
+
+    def hook(self, *_, **__):
+        return NOBODY
+
+
+BASE_AND_ACTOR = """
+    import ray
+
+    class Base:
+        def work(self):
+            return 1
+
+    @ray.remote
+    class Actor(Base):
+        def run(self):
+            return self.work()
+
+        def own(self):
+            return 2
+"""
+
+
+def test_sent_class_inherits_hooks(tmp_path, monkeypatch):
+    """An actor's class goes by value, with the methods of a base of its own module as they were at its decoration."""
+    import ray.cloudpickle
+    from ray.util.tracing.tracing_helper import _inject_tracing_into_class
+
+    (tmp_path / "base_and_actor.py").write_text(textwrap.dedent(BASE_AND_ACTOR))
+    monkeypatch.syspath_prepend(tmp_path)
+    called = []
+    patches = PatchSet("test", Register())
+    patches.around("base_and_actor:Base.work", lambda *_: called.append("work"), nothing_after)
+    module = importlib.import_module("base_and_actor")
+    try:
+        sent = ray.cloudpickle.loads(ray.cloudpickle.dumps(module.Actor.__ray_metadata__.modified_class))
+        assert module.Base in sent.__mro__
+        assert (sent().run(), called) == (1, [])
+        forget_inherited((sent,), {})
+        _inject_tracing_into_class(sent)
+        assert (sent().run(), sent().own(), called) == (1, 2, ["work"])
+    finally:
+        patches.undo()
+        del sys.modules["base_and_actor"]
+
+
+def test_placement_group_has_its_bundles():
+    """Bundles that are alike are told once."""
+    bundles = [{"CPU": 1, "GPU": 1}] * 8
+    assert placement_args(bundles, strategy="STRICT_PACK") == {
+        "strategy": "STRICT_PACK", "bundles": 8, "each": ["CPU 1, GPU 1"],
+    }  # fmt: skip
 
 
 def test_clients_reference_is_not_asked():

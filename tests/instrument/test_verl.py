@@ -272,7 +272,7 @@ def test_buckets_have_keys(folder, spans_of):
     rltrace.start(folder)
     keys = []
     for handle in ("ipc:///tmp/a", "ipc:///tmp/a", "ipc:///tmp/b"):
-        socket = weight_sync.BucketSocket(Socket(), sent.begin(handle), hook)
+        socket = weight_sync.BucketSocket(Socket(), sent.begin(handle), "ipc", hook)
         for _ in range(2):
             socket.send_pyobj({"bucket_meta": meta})
             socket.recv()

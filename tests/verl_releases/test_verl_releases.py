@@ -371,6 +371,8 @@ def test_buckets_match_gathered_and_loaded(release, exercised):
     assert list(sent.values()) == [800_014, 800_060]
     assert sent == loaded
     assert sum(sent.values()) == sum(gathered.values())
+    ways = {span.args["by"] for name in ("weight_sync.send", "weight_sync.load") for span in run.named(name)}
+    assert ways == {"shm"}  # without CUDA's IPC verl copies a bucket to shared memory
 
 
 @buckets_in

@@ -54,13 +54,14 @@ def division_of(group: Any, dispatch_fn: Function, batch: Any) -> dict[str, Any]
     Asked when it is over: only then it is known which workers of a mesh get the same chunk.
     """
     function = dispatch_fn.func if isinstance(dispatch_fn, functools.partial) else dispatch_fn
-    known: dict[str, Any] = {"mode": getattr(function, "__name__", "").removeprefix("dispatch_")}
+    mode = getattr(function, "__name__", "").removeprefix("dispatch_")
+    known: dict[str, Any] = {"mode": mode} if mode else {}
     chunks = None
     if isinstance(dispatch_fn, functools.partial) and dispatch_fn.args:
         known["mesh_name"] = str(dispatch_fn.args[0])
         ranks = getattr(group, "_dispatch_info", {}).get(dispatch_fn.args[0])
         chunks = max(ranks) + 1 if ranks else None
-    elif known["mode"].startswith("dp_compute"):
+    elif mode.startswith("dp_compute"):
         chunks = group.world_size
     if chunks:
         known["mesh"] = [chunks, group.world_size // chunks]

@@ -23,6 +23,7 @@ from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.pools import Pools
 from rltrace.instrument.memory.sharded_models import by_place
 from rltrace.instrument.memory.turns import beating
+from rltrace.instrument.vllm import weight_transfer
 from rltrace.record import lifecycle, spans
 from rltrace.record.error_message import error_args
 
@@ -66,6 +67,7 @@ class Vllm:
         install_sleep(patches, pools)
         install_steps(patches)
         install_processes(patches)
+        weight_transfer.name_hooks(patches)
 
 
 def install_startup(patches: PatchSet, pools: Pools) -> None:

@@ -29,6 +29,7 @@ def name_hooks(patches: PatchSet) -> None:
     patches.around(f"{ENGINE}.generate", serving.begin, serving.end, Serving.EMITS, at_boundaries=False)
     patches.span(f"{ENGINE}.sleep", "rollout.sleep", sleep_args)
     patches.around(f"{ENGINE}.wake_up", begin_wake_up, end_span, WAKE_UPS)
+    patches.span(f"{ENGINE}.collective_rpc", "engine.collective_rpc", rpc_args)
 
 
 def become_server(_token: Any, _result: Any, error: BaseException | None) -> None:
@@ -46,6 +47,12 @@ def request_args(*args: Any, **kwargs: Any) -> dict[str, Any]:
 def sleep_args(*args: Any, **kwargs: Any) -> dict[str, Any]:
     """Return how deep the engine is to sleep."""
     return {"level": argument("level", 1, args, kwargs, 1)}
+
+
+def rpc_args(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return what each of the engine's workers is asked to do: to receive weights, often."""
+    method = argument("method", 1, args, kwargs)
+    return {"method": method if isinstance(method, str) else getattr(method, "__name__", "")}
 
 
 def begin_wake_up(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

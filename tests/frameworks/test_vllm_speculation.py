@@ -1,0 +1,83 @@
+"""vLLM guesses tokens ahead and takes an adapter, on a CPU in its real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from framework_runs import TIMEOUT_SECONDS, result, trace
+
+from rltrace.events import Span
+
+pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS)
+
+HERE = Path(__file__).parent
+# Prompts that repeat themselves, so that there is something to guess.
+PROGRAM = """
+    import json
+    from pathlib import Path
+
+    def main():
+        from peft import LoraConfig, get_peft_model
+        from tiny_model import write_model
+        from transformers import AutoModelForCausalLM
+        from vllm import LLM, SamplingParams
+        from vllm.lora.request import LoRARequest
+
+        write_model(Path("model"))
+        model = AutoModelForCausalLM.from_pretrained("model")
+        get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"])).save_pretrained("adapter")
+        guesses = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+        llm = LLM(
+            model="model", dtype="bfloat16", enforce_eager=True, max_model_len=64, enable_lora=True, max_lora_rank=8,
+            speculative_config=guesses, disable_log_stats=False,
+        )
+        llm.llm_engine.add_lora(LoRARequest("tiny", 1, "adapter"))
+        prompts = [{"prompt_token_ids": [5, 6, 7, 5, 6, 7, 5, 6]} for _ in range(2)]
+        llm.generate(prompts, SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True), use_tqdm=False)
+        counted = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
+        print("RESULT " + json.dumps(counted))
+
+    if __name__ == "__main__":
+        main()
+"""
+VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(HERE)}
+
+
+@pytest.fixture(scope="module")
+def run(openrlhf_environment, tmp_path_factory):
+    """Its spans by name, and what vLLM itself has counted."""
+    traced = trace(openrlhf_environment, tmp_path_factory.mktemp("traced"), PROGRAM, **VARIABLES)
+    reasons = {hook["reason"] for process in traced.recording.processes for hook in process.hooks if hook["reason"]}
+    if unsupported := [reason for reason in reasons if reason.startswith("vllm") and "is not supported" in reason]:
+        pytest.skip(unsupported[0])
+    spans: dict[str, list[Span]] = {}
+    for process in traced.recording.processes:
+        for event in process.events():
+            if isinstance(event, Span):
+                spans.setdefault(event.name, []).append(event)
+    return spans, result(traced.out)
+
+
+def test_steps_say_what_was_guessed_and_accepted(run):
+    """The steps' tokens add up to what vLLM has counted."""
+    spans, counted = run
+    guessing = [step.args for step in spans["engine.step"] if "drafted" in step.args]
+    assert guessing
+    assert sum(step["drafted"] for step in guessing) == counted["vllm:spec_decode_num_draft_tokens"]
+    assert sum(step["accepted"] for step in guessing) == counted["vllm:spec_decode_num_accepted_tokens"]
+    assert len(spans["engine.verify"]) == len(guessing)
+    assert len(spans["engine.draft"]) >= len(guessing)
+
+
+def test_cache_says_its_blocks(run):
+    """What reserves the KV cache says how many blocks it has, and how many tokens fit into one."""
+    spans, _ = run
+    (reserved,) = spans["rollout.reserve_kv"]
+    # 1 GiB, of 2 layers with 2 heads of 32 numbers, keys and values, two bytes each.
+    assert reserved.args["gpu_blocks"] * reserved.args["block_tokens"] == 2**30 // (2 * 2 * 2 * 32 * 2)
+
+
+def test_adapter_is_added(run):
+    spans, _ = run
+    assert [span.args for span in spans["engine.add_lora"]] == [{"adapter": "tiny"}]
