@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rltrace.cli.as_json import echo_json
+from rltrace.cli.echo import echo
 from rltrace.cli.runs import LIMITS_OPTION, open_run
 from rltrace.cli.selection import steps_and_ranks
 from rltrace.errors import OutputError
@@ -75,7 +76,7 @@ def check(
 
         show_checks(found, console())
     if github or (os.environ.get(ON_GITHUB) == "true" and not as_json):
-        click.echo("\n".join(for_github(found)))
+        echo(*for_github(found))
     return {OK: 0, BROKEN: OVER}.get(found.state, CANNOT_TELL)
 
 

@@ -132,18 +132,25 @@ def missing_attributes(reads: Iterable[str], is_there: Callable[[str], bool]) ->
 _SOURCE = Source()
 
 
-@functools.lru_cache(maxsize=256)
+_GONE = object()
+
+
 def _is_there(name: str) -> bool:
     """Tell whether an attribute is there: by the source of its module, or by the module itself if it has none."""
     module = name.partition(":")[0]
     if _SOURCE.has(module):
-        return _SOURCE.has_attribute(name)
+        return _is_in_source(name)
     found: Any = sys.modules.get(module)
     if found is None:  # nobody has imported it, and nothing can be said against it
         return True
     for attr in name.partition(":")[2].split("."):
-        found = getattr(found, attr, None)
-    return found is not None
+        found = getattr(found, attr, _GONE)  # a class may say None for what its instances set
+    return found is not _GONE
+
+
+@functools.lru_cache(maxsize=256)
+def _is_in_source(name: str) -> bool:
+    return _SOURCE.has_attribute(name)
 
 
 @functools.lru_cache(maxsize=256)

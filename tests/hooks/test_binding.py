@@ -110,7 +110,7 @@ class Frame:
 
 @pytest.fixture
 def frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Frame]:
-    for name, cached in (("_is_there", binding._is_there), ("_digest_there", binding._digest_there)):
+    for name, cached in (("_is_in_source", binding._is_in_source), ("_digest_there", binding._digest_there)):
         monkeypatch.setattr(binding, name, cached.__wrapped__)  # of a package that each test has anew
     monkeypatch.setattr(binding, "_SOURCE", Source())
     made = Frame(tmp_path, monkeypatch)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -102,7 +102,13 @@ def test_pools_of_an_engine_alone(
 ) -> None:
     """Pools are the ledger's where an engine makes them, and not a trainer."""
 
+    class Impl:
+        _mem_pools: ClassVar[dict[Any, Any]] = {}
+        _binary_wrapper = None
+
     class Saver:
+        _impl = None
+
         @contextmanager
         def region(self, tag: str = "default", **_: Any) -> Iterator[None]:
             yield
@@ -114,6 +120,7 @@ def test_pools_of_an_engine_alone(
 
     module = ModuleType(SAVER.partition(":")[0])
     module.TorchMemorySaver = Saver  # type: ignore[attr-defined]
+    module._TorchMemorySaverImpl = Impl  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(LEDGER, "engine", None)
     patches = PatchSet("torch_memory_saver", Register())

@@ -49,13 +49,21 @@ def bind_to(version, tmp_path):
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "0.10.0", "1.0.0"])
-def test_unknown_release_is_skipped(version, tmp_path):
-    """A release that nobody has tried is skipped, with the reason."""
+@pytest.mark.parametrize("version", ["0.3.1", "0.4.0"])
+def test_old_release_is_skipped(version, tmp_path):
+    """A release that is older than those that were read is skipped, with the reason."""
     *lines, last = bind_to(version, tmp_path)
     assert last == "runs on"
-    assert lines[-1] == (f"verl skipped verl {version} is not supported; this hook supports verl >= 0.4.1, < 0.10")
+    assert lines[-1] == (f"verl skipped verl {version} is not supported; this hook supports verl >= 0.4.1")
     assert len(lines) == 1  # no place is named
+
+
+@pytest.mark.parametrize("version", ["0.10.0", "1.0.0"])
+def test_newer_release_has_the_last_places(version, tmp_path):
+    """Of a newer release the places of the last one that was read are named; each says by itself what it misses."""
+    *lines, last = bind_to(version, tmp_path)
+    assert last == "runs on"
+    assert {text.split()[0] for text in lines} == {point.target for point in HOOK_POINTS if point.is_in(LAST)}
 
 
 @pytest.mark.parametrize("line", range(FIRST, LAST + 1))

@@ -41,20 +41,25 @@ ALLOCATOR = """
 
     class CuMemAllocator:
         instance = None
+        pointer_to_data = {}
         def __init__(self):
             self.pointer_to_data = {7: None}
             self.allocator_and_pools = {}
             self.python_malloc_callback = self._python_malloc_callback
             self.python_free_callback = self._python_free_callback
-        def _python_malloc_callback(self, handle):
+        def _python_malloc_callback(self, allocation_handle):
             pass
-        def _python_free_callback(self, address):
-            return self.pointer_to_data.pop(address, None)
+        def _python_free_callback(self, ptr):
+            return self.pointer_to_data.pop(ptr, None)
         def use_memory_pool(self):
             borrowing.hold(self.python_free_callback)
             self.allocator_and_pools["weights"] = borrowing.Pool()
 
-    def create_and_map(handle):
+    class AllocationData:
+        handle = ()
+        tag = ""
+
+    def create_and_map(allocation_handle):
         pass
     unmap_and_release = create_and_map
 """

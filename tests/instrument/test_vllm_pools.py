@@ -19,10 +19,21 @@ from rltrace.instrument.vllm import engine
 ROOM_BYTES = 100
 
 
+class AllocationData:
+    """A segment of a pool."""
+
+    handle: tuple[int, ...] = ()
+    tag = ""
+
+    def __init__(self, handle: tuple[int, ...], tag: str) -> None:
+        self.handle, self.tag = handle, tag
+
+
 class CuMemAllocator:
     """As vLLM 0.26 writes it: a segment is on the list before the driver is asked for its memory, and stays there."""
 
     instance: CuMemAllocator | None = None
+    pointer_to_data: dict[int, Any]
 
     def __init__(self) -> None:
         self.pointer_to_data: dict[int, Any] = {}
@@ -34,7 +45,7 @@ class CuMemAllocator:
         yield
 
     def allocate(self, address: int, size_bytes: int, driver: list[dict[str, int]]) -> None:
-        self.pointer_to_data[address] = SimpleNamespace(handle=(0, size_bytes, address, 0), tag=self.tag)
+        self.pointer_to_data[address] = AllocationData((0, size_bytes, address, 0), self.tag)
         if size_bytes > ROOM_BYTES:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 200 bytes. GPU 0 has")
         driver.append({"address": address})
@@ -54,7 +65,9 @@ class Register:
 def allocate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int, int], None]]:
     """Ask an allocator with hooks for a segment of a pool, at an address; torch lists what its driver gave."""
     module: Any = ModuleType("vllm.device_allocator.cumem")
-    module.CuMemAllocator, module.create_and_map = CuMemAllocator, lambda handle: None
+    module.CuMemAllocator, module.create_and_map = CuMemAllocator, lambda allocation_handle: None
+    module.AllocationData = AllocationData
+    monkeypatch.setattr(CuMemAllocator, "pointer_to_data", {}, raising=False)
     CuMemAllocator.instance = allocator = CuMemAllocator()
     monkeypatch.setitem(sys.modules, module.__name__, module)
     segments: list[dict[str, int]] = []
