@@ -6,12 +6,16 @@ import json
 import os
 import subprocess
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from environments import ROOT
 from traced_runs import TracedRun
 
+from rltrace.analysis.summary import summarize
+from rltrace.events import Span
 from rltrace.read.recording import Recording
 
 TIMEOUT_SECONDS = 900
@@ -44,6 +48,35 @@ def trace(environment: Path, folder: Path, source: str, **variables: str) -> Tra
     assert run.returncode == 0, run.err[-4000:]
     assert "rltrace: the hook" not in run.err, run.err[-4000:]
     return run
+
+
+def by_kind(traced: TracedRun, kinds: Mapping[str, str]) -> SimpleNamespace:
+    """What each process of a trainer's run recorded, by what it is, and the summary.
+
+    Args:
+        traced: The run.
+        kinds: What a process is, by the name of a span that only such a one has; no two are the same.
+    """
+    found: dict[str, SimpleNamespace] = {}
+    for process in traced.recording.processes:
+        spans = sorted((e for e in process.events() if isinstance(e, Span)), key=lambda span: span.start_ns)
+        names = {span.name for span in spans}
+        kind = next((kind for name, kind in kinds.items() if name in names), None)
+        if kind is not None:
+            assert kind not in found
+            found[kind] = SimpleNamespace(process=process, spans=spans)
+    return SimpleNamespace(spans=found, summary=summarize(traced.recording))
+
+
+def named(run: SimpleNamespace, kind: str, *names: str) -> list[Span]:
+    """The spans of these names of one process, in order."""
+    return [span for span in run.spans[kind].spans if span.name in names]
+
+
+def inside(span: Span, mark: Span) -> bool:
+    """Whether a span lies in another one."""
+    assert span.end_ns is not None and mark.end_ns is not None
+    return mark.start_ns <= span.start_ns and span.end_ns <= mark.end_ns
 
 
 def result_of_bare(environment: Path, folder: Path, source: str, **variables: str) -> Any:

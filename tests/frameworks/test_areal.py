@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from framework_runs import TIMEOUT_SECONDS, run_contracts, trace
+from framework_runs import TIMEOUT_SECONDS, inside, run_contracts, trace
 
 from rltrace.analysis.summary import summarize
 from rltrace.events import Span
@@ -39,10 +39,6 @@ def run(skyrl_environment, tmp_path_factory):
 
 def named(process, *names):
     return [span for span in process.spans if span.name in names]
-
-
-def inside(span, mark):
-    return mark.start_ns <= span.start_ns and span.end_ns <= mark.end_ns
 
 
 def test_steps_are_those_of_areal(run):

@@ -5,13 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from framework_runs import TIMEOUT_SECONDS, run_contracts, trace
-
-from rltrace.analysis.summary import summarize
-from rltrace.events import Span
+from framework_runs import TIMEOUT_SECONDS, by_kind, inside, named, run_contracts, trace
 
 pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS)
 
@@ -30,16 +26,7 @@ PARAMETERS = 25
 @pytest.fixture(scope="module")
 def run(openrlhf_environment, tmp_path_factory):
     """What each process recorded, by what it is."""
-    traced = trace(openrlhf_environment, tmp_path_factory.mktemp("traced"), PROGRAM, **VARIABLES)
-    spans = {}
-    for process in traced.recording.processes:
-        events = sorted((e for e in process.events() if isinstance(e, Span)), key=lambda span: span.start_ns)
-        names = {span.name for span in events}
-        kind = next((kind for name, kind in KINDS.items() if name in names), None)
-        if kind is not None:
-            assert kind not in spans
-            spans[kind] = SimpleNamespace(process=process, spans=events)
-    return SimpleNamespace(spans=spans, summary=summarize(traced.recording))
+    return by_kind(trace(openrlhf_environment, tmp_path_factory.mktemp("traced"), PROGRAM, **VARIABLES), KINDS)
 
 
 KINDS = {
@@ -50,14 +37,6 @@ KINDS = {
     "rollout.generate": "server",
     "weight_sync.load": "engine worker",
 }
-
-
-def named(run, kind, *names):
-    return [span for span in run.spans[kind].spans if span.name in names]
-
-
-def inside(span, mark):
-    return mark.start_ns <= span.start_ns and span.end_ns <= mark.end_ns
 
 
 def test_each_process_says_which_it_is(run):

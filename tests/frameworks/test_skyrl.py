@@ -5,13 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from framework_runs import TIMEOUT_SECONDS, run_contracts, trace
-
-from rltrace.analysis.summary import summarize
-from rltrace.events import Span
+from framework_runs import TIMEOUT_SECONDS, by_kind, inside, named, run_contracts, trace
 
 pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS)
 
@@ -32,24 +28,7 @@ PARAMETERS, BYTES = 25, 181120
 @pytest.fixture(scope="module")
 def run(skyrl_environment, tmp_path_factory):
     """What each process recorded, by what it is."""
-    traced = trace(skyrl_environment, tmp_path_factory.mktemp("traced"), PROGRAM, **VARIABLES)
-    spans = {}
-    for process in traced.recording.processes:
-        events = sorted((e for e in process.events() if isinstance(e, Span)), key=lambda span: span.start_ns)
-        names = {span.name for span in events}
-        kind = next((kind for name, kind in KINDS.items() if name in names), None)
-        if kind is not None:
-            assert kind not in spans
-            spans[kind] = SimpleNamespace(process=process, spans=events)
-    return SimpleNamespace(spans=spans, summary=summarize(traced.recording))
-
-
-def named(run, kind, *names):
-    return [span for span in run.spans[kind].spans if span.name in names]
-
-
-def inside(span, mark):
-    return mark.start_ns <= span.start_ns and span.end_ns <= mark.end_ns
+    return by_kind(trace(skyrl_environment, tmp_path_factory.mktemp("traced"), PROGRAM, **VARIABLES), KINDS)
 
 
 def test_each_process_says_which_it_is(run):

@@ -91,6 +91,21 @@ class Exercised:
         return [span for span in self.spans if span.name == name and "error" not in span.args]
 
 
+def output_of(scratch, variables, program, *words):
+    """Run a program of this folder to its end, with no hook that fails; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / program), *map(str, words)],
+        env=variables,
+        cwd=scratch,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "rltrace: the hook" not in done.stderr
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def exercised(tmp_path_factory):
     """Exercises a release, once."""
@@ -99,17 +114,8 @@ def exercised(tmp_path_factory):
     def exercise(release):
         scratch = tmp_path_factory.mktemp(release.version)
         folder = scratch / "recording"
-        done = subprocess.run(
-            [sys.executable, str(HERE / "exercise_hooks.py"), str(folder)],
-            env=environment(release, scratch, ROOT),
-            cwd=scratch,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        assert "rltrace: the hook" not in done.stderr
-        return Exercised(json.loads(done.stdout), folder)
+        out = output_of(scratch, environment(release, scratch, ROOT), "exercise_hooks.py", folder)
+        return Exercised(json.loads(out), folder)
 
     return exercise
 
@@ -483,17 +489,8 @@ def dispatched(tmp_path_factory):
         manifest.create(folder, owner=None, command=[], config=None)
         variables = environment(release, scratch, ROOT)
         path = f"{STARTUP}:{variables['PYTHONPATH']}"
-        done = subprocess.run(
-            [sys.executable, str(HERE / "dispatch_calls.py")],
-            env={**variables, "PYTHONPATH": path, "RLTRACE_DIR": str(folder)},
-            cwd=scratch,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        assert "rltrace: the hook" not in done.stderr
-        return Dispatched(done.stdout, folder)
+        out = output_of(scratch, {**variables, "PYTHONPATH": path, "RLTRACE_DIR": str(folder)}, "dispatch_calls.py")
+        return Dispatched(out, folder)
 
     return dispatch
 
@@ -608,25 +605,16 @@ def two_ranks(tmp_path_factory):
     """The spans of each rank of a release, once."""
 
     @functools.cache
-    def run(release):
+    def train(release):
         scratch = tmp_path_factory.mktemp(f"two-{release.version}")
         folder = scratch / "recording"
-        done = subprocess.run(
-            [sys.executable, str(HERE / "two_ranks.py"), str(folder)],
-            env=environment(release, scratch, ROOT),
-            cwd=scratch,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        assert "rltrace: the hook" not in done.stderr
+        output_of(scratch, environment(release, scratch, ROOT), "two_ranks.py", folder)
         processes = sorted(Recording.open(folder).processes, key=lambda process: process.rank)
         spans = [[event for event in process.events() if isinstance(event, Span)] for process in processes]
         assert len(spans) == 2
         return [sorted(of_rank, key=lambda span: span.start_ns) for of_rank in spans]
 
-    return run
+    return train
 
 
 def exchanged(spans, *names):
