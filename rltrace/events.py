@@ -5,6 +5,7 @@ It imports the standard library and msgspec only, so that a laptop reads what a 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -227,6 +228,11 @@ SYNC_STAGES = (EMPTY_CACHE, *WEIGHT_SYNC_STAGES)
 
 ENGINE_STAGES = ("weight_sync.map", "weight_sync.load", "weight_sync.verify")
 """Stages of the receiver; the others are the sender's."""
+
+
+def wake_up_of(tags: Iterable[str] | None) -> str:
+    """Return the phase in which an engine's pools wake up; without tags it is all of them, which counts as weights."""
+    return WAKE_UPS[1] if list(tags or ()) == ["kv_cache"] else WAKE_UPS[0]
 
 
 def not_applicable(device_type: str, ranks: int, *, draws: bool = False) -> dict[str, str]:

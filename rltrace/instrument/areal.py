@@ -22,8 +22,9 @@ from rltrace.events import LOG_PROBS, LOSS, STEP
 from rltrace.hooks.arguments import argument, keep_self
 from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, nothing_after, nothing_before
-from rltrace.instrument.memory.work import ACTOR, CRITIC, REF, WORK
+from rltrace.instrument.memory.work import ACTOR, CRITIC, REF, WORK, begin_startup
 from rltrace.instrument.torch.devices import device_of
+from rltrace.instrument.torch.tensor_sizes import announced_sizes, sizes_of, tensor_args
 from rltrace.instrument.vllm import served
 from rltrace.record import lifecycle, spans
 
@@ -206,7 +207,7 @@ def begin_build(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 def begin_shard(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Begin to shard the model that is being made."""
-    return None if WORK.subject is None else spans.automatic_span(f"{WORK.subject}.shard").__enter__()
+    return begin_startup("shard")
 
 
 def begin_log_prob(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -278,12 +279,7 @@ def sync_args(_engine: Any, meta: Any, *_: Any, **__: Any) -> dict[str, Any]:
 
 def gather_args(_engine: Any, param: Any, *_: Any, **__: Any) -> dict[str, Any]:
     """Return the size of a parameter that is made whole."""
-    return {"bytes": tensor_bytes(param), "dtype": str(param.dtype).removeprefix("torch.")}
-
-
-def tensor_bytes(tensor: Any) -> int:
-    """Return the bytes of a whole tensor."""
-    return int(tensor.numel() * tensor.element_size())
+    return tensor_args(param)
 
 
 def bucket_args(engine: Any, _meta: Any, named_tensors: Any, *_: Any, **__: Any) -> dict[str, Any] | None:
@@ -291,7 +287,7 @@ def bucket_args(engine: Any, _meta: Any, named_tensors: Any, *_: Any, **__: Any)
     if not named_tensors:
         return None
     adapter = {"adapter": True} if engine.config.use_lora else {}
-    return {"bytes": sum(tensor_bytes(tensor) for _, tensor in named_tensors), "tensors": len(named_tensors), **adapter}
+    return {**sizes_of([tensor for _, tensor in named_tensors]), **adapter}
 
 
 def pending_args(_engine: Any, pending_bucket: Any, *_: Any, **__: Any) -> dict[str, Any] | None:
@@ -311,21 +307,14 @@ def adapter_from_disk_args(*_: Any, **__: Any) -> dict[str, Any]:
 
 def loaded_args(worker: Any, *_: Any, **__: Any) -> dict[str, Any]:
     """Return the size of a bucket that an engine receives and loads, as it was told before."""
-    return told_args(worker.areal_weight_meta_dtypes, worker.areal_weight_meta_shapes)
+    return announced_sizes(worker.areal_weight_meta_dtypes, worker.areal_weight_meta_shapes)
 
 
 def loaded_adapter_args(worker: Any, *_: Any, **__: Any) -> dict[str, Any]:
     """Return the size of an adapter that an engine receives."""
-    return told_args(worker.areal_lora_weight_meta_dtypes, worker.areal_lora_weight_meta_shapes) | {"adapter": True}
-
-
-def told_args(dtypes: Any, shapes: Any) -> dict[str, Any]:
-    """Return the bytes and the number of tensors, of which only types and shapes are told."""
-    import torch
-
-    kinds = (getattr(torch, dtype) if isinstance(dtype, str) else dtype for dtype in dtypes)
-    sizes = [math.prod(shape) * kind.itemsize for kind, shape in zip(kinds, shapes, strict=True)]
-    return {"bytes": sum(sizes), "tensors": len(sizes)}
+    return announced_sizes(worker.areal_lora_weight_meta_dtypes, worker.areal_lora_weight_meta_shapes) | {
+        "adapter": True
+    }
 
 
 # ---- rollout ----------------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from rltrace.hooks.arguments import argument
 from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.host.clock import now_ns
-from rltrace.instrument.memory.work import ACTOR, CRITIC, REF, REWARD, WORK
+from rltrace.instrument.memory.work import ACTOR, CRITIC, REF, REWARD, WORK, begin_startup
 from rltrace.instrument.torch.devices import device_of
+from rltrace.instrument.torch.tensor_sizes import announced_sizes
 from rltrace.instrument.vllm import served
 from rltrace.record import lifecycle, spans
 from rltrace.record.error_message import error_args
@@ -212,11 +213,6 @@ def begin_shard(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     return begin_startup("shard")
 
 
-def begin_startup(part: str) -> Any:
-    """Open a phase of the start-up."""
-    return None if WORK.subject in (None, REWARD) else spans.automatic_span(f"{WORK.subject}.{part}").__enter__()
-
-
 def begin_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Open the phase of a batch's forwards; a batch is also appended to what is learned from."""
     phase = FORWARDS.get(str(WORK.subject))
@@ -280,7 +276,4 @@ def whole_bytes(parameter: Any) -> int:
 
 def loaded_args(_worker: Any, name: str, dtype: Any, shape: Any, *_: Any, **__: Any) -> dict[str, Any]:
     """Return the name and the bytes of a tensor that an engine receives and loads."""
-    elements = 1
-    for size in shape:
-        elements *= size
-    return {"tensor": name, "bytes": elements * dtype.itemsize, "tensors": 1}
+    return {"tensor": name, **announced_sizes([dtype], [shape])}

@@ -19,8 +19,9 @@ from rltrace.events import STEP
 from rltrace.hooks.arguments import argument, keep_self
 from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after
-from rltrace.instrument.memory.work import ACTOR, CRITIC, REF, WORK
+from rltrace.instrument.memory.work import ACTOR, CRITIC, REF, WORK, begin_startup
 from rltrace.instrument.torch.devices import device_of
+from rltrace.instrument.torch.tensor_sizes import announced_sizes, sizes_of
 from rltrace.instrument.vllm import served
 from rltrace.record import lifecycle, spans
 
@@ -237,7 +238,7 @@ def become_worker(worker: Any, _result: Any, error: BaseException | None) -> Non
 
 def begin_shard(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Begin to shard this process's model and to make its optimizer."""
-    return None if WORK.subject is None else spans.automatic_span(f"{WORK.subject}.shard").__enter__()
+    return begin_startup("shard")
 
 
 def batch_args(_worker: Any, data: Any = None, *_: Any, **__: Any) -> dict[str, Any]:
@@ -278,21 +279,12 @@ def adapter_args(*_: Any, **__: Any) -> dict[str, Any]:
 
 def collected_args(collected: Any, *_: Any, **__: Any) -> dict[str, Any]:
     """Return the size of an adapter."""
-    return {"bytes": sum(map(tensor_bytes, collected.values())), "tensors": len(collected)}
-
-
-def tensor_bytes(tensor: Any) -> int:
-    """Return the bytes of a tensor."""
-    return int(tensor.numel() * tensor.element_size())
+    return sizes_of(collected.values())
 
 
 def update_args(_of: Any, update_info: Any, *_: Any, **__: Any) -> dict[str, Any]:
     """Return the size of a chunk, of which only names, types and shapes are told."""
-    import torch
-
-    sizes = map(math.prod, update_info["shapes"])
-    widths = (getattr(torch, name).itemsize for name in update_info["dtype_names"])
-    return {"bytes": sum(map(math.prod, zip(sizes, widths, strict=True))), "tensors": len(update_info["names"])}
+    return announced_sizes(update_info["dtype_names"], update_info["shapes"])
 
 
 # ---- rollout ----------------------------------------------------------------------------------------------------

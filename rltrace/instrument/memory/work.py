@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from rltrace.record import spans
+
 ACTOR, REF, CRITIC, REWARD = "actor", "ref", "critic", "reward"
 """A model belongs to one of these. The names of the owners of its bytes begin with that word."""
 
@@ -28,6 +32,14 @@ class Work:
     def owner_of(self, what: str) -> str:
         """Return the owner of what is allocated now: `activations` of a forward, or `optimizer` state."""
         return f"{trained_subject(self.subject)}.{what}"
+
+
+def begin_startup(part: str) -> Any:
+    """Open the phase of a part of the start-up, as `build` or `shard`, of the model that is worked on.
+
+    Nobody's has none, and neither has one that rewards.
+    """
+    return None if WORK.subject in (None, REWARD) else spans.automatic_span(f"{WORK.subject}.{part}").__enter__()
 
 
 def trained_subject(subject: str | None) -> str:

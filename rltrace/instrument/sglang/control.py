@@ -6,15 +6,16 @@ Source read: SGLang 0.4.6 to 0.5.23; 0.5.12 was run.
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Iterable
 from typing import Any
 
+from rltrace.events import wake_up_of
 from rltrace.hooks import boundaries
 from rltrace.hooks.arguments import argument
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.instrument.sglang.buckets import Keys, handles_of
+from rltrace.instrument.torch.tensor_sizes import announced_bytes, tensor_bytes
 from rltrace.record import spans
 
 MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
@@ -85,7 +86,7 @@ class ControlRequests:
     def count_unwrapped(self, _token: Any, tensor: Any, error: BaseException | None) -> None:
         """Count a tensor of the update that has come."""
         if error is None:
-            self._count([size_of(tensor)])
+            self._count([tensor_bytes(tensor)])
 
     def count_flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count a bucket that has come as one tensor, with a list of what is in it."""
@@ -96,7 +97,7 @@ class ControlRequests:
     def count_adapter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the tensors of a LoRA adapter that have come."""
         tensors = argument("tensors", 2, args, kwargs)
-        self._count([size_of(tensor) for tensor in tensors.values()])
+        self._count([tensor_bytes(tensor) for tensor in tensors.values()])
 
     def _count(self, sizes: Iterable[int]) -> None:
         if self._arrived is not None:
@@ -104,7 +105,7 @@ class ControlRequests:
 
     def _begin_update(self, request: Any, source: str) -> Any:
         """Open the span of an update; an update of tensors is a bucket, which somebody sent."""
-        self._arrived = announced_bytes(request)
+        self._arrived = sizes_told(request)
         handles = handles_of(request)
         if handles is None:
             return spans.automatic_span("weight_sync.load", source=source).__enter__()
@@ -119,7 +120,7 @@ def phase_of(request: str, tags: list[str]) -> str | None:
     if request == "ReleaseMemoryOccupationReqInput":
         return "rollout.sleep"
     if request == "ResumeMemoryOccupationReqInput":
-        return "rollout.wake_kv_cache" if tags == ["kv_cache"] else "rollout.wake_weights"
+        return wake_up_of(tags)
     return None
 
 
@@ -133,15 +134,7 @@ def source_of(request: str) -> str | None:
     return "lora" if kind.startswith("LoadLoRAAdapter") else None
 
 
-def announced_bytes(request: Any) -> list[int]:
+def sizes_told(request: Any) -> list[int]:
     """Return the bytes of each tensor of a broadcast update, by its request's shapes and dtypes, or an empty list."""
-    import torch
-
     dtypes, shapes = getattr(request, "dtypes", None) or (), getattr(request, "shapes", None) or ()
-    known = [dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype) for dtype in dtypes]
-    return [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, known, strict=True)]
-
-
-def size_of(tensor: Any) -> int:
-    """Return the bytes of a tensor."""
-    return int(tensor.numel() * tensor.element_size())
+    return announced_bytes(dtypes, shapes)

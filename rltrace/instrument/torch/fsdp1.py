@@ -13,8 +13,9 @@ from typing import Any
 from rltrace.hooks.arguments import argument, attributes, keep
 from rltrace.hooks.patching import Function, Hook, PatchSet, nothing_before
 from rltrace.host.interruption import own_failure
-from rltrace.instrument.torch.fsdp2 import open_forward, tensor_args
+from rltrace.instrument.torch.fsdp2 import open_forward
 from rltrace.instrument.torch.modules import Forwards, without_wrappers
+from rltrace.instrument.torch.tensor_sizes import tensor_args
 from rltrace.record import spans
 
 PACKAGE = "torch.distributed.fsdp"

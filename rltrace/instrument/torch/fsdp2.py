@@ -18,6 +18,7 @@ from rltrace.hooks.arguments import argument, attributes, keep_self
 from rltrace.hooks.patching import Function, Hook, PatchSet
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.modules import Forwards, OpenForward, without_wrappers
+from rltrace.instrument.torch.tensor_sizes import tensor_args
 from rltrace.record import spans
 
 PACKAGE = "torch.distributed.fsdp._fully_shard"
@@ -198,17 +199,6 @@ def end_reduce(opened: Any, result: Any, error: BaseException | None) -> None:
     if error is None:
         opened.args = tensor_args(result[0])
     opened.__exit__(None if error is None else type(error), error)
-
-
-def tensor_args(tensor: Any) -> dict[str, Any]:
-    """Return the bytes and the dtype of a tensor."""
-    return {"bytes": tensor.numel() * tensor.element_size(), "dtype": dtype_name(tensor.dtype)}
-
-
-@functools.cache
-def dtype_name(dtype: Any) -> str:
-    """Return `bfloat16` for `torch.bfloat16`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def module_of(fsdp_params: list[Any]) -> str:

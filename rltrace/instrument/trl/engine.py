@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rltrace.events import wake_up_of
 from rltrace.hooks.arguments import argument
 from rltrace.host.clock import now_ns
 from rltrace.instrument.trl.held_phases import HeldPhases
@@ -74,7 +75,7 @@ class ColocatedEngine:
             return
         self._phases.close(SYNC)
         tags = argument("tags", 1, args, kwargs, None)
-        self._waking = "rollout.wake_kv_cache" if tags and list(tags) == ["kv_cache"] else "rollout.wake_weights"
+        self._waking = wake_up_of(tags)
         self._phases.open(self._waking, tags=None if tags is None else list(tags))
 
     def end_wake(self, _token: Any, _result: Any, error: BaseException | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rltrace.hooks.arguments import argument
 from rltrace.hooks.patching import PatchSet, end_span
+from rltrace.instrument.torch.tensor_sizes import sizes_of, tensor_bytes
 from rltrace.record import spans
 
 # ---- batches ----------------------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ def broadcast(patches: PatchSet, target: str) -> None:
 def broadcast_args(model: Any, *_: Any, **__: Any) -> dict[str, Any]:
     """Return the whole model's bytes and tensors, its parameters' shards put together."""
     parameters = list(model.parameters()) if hasattr(model, "parameters") else []
-    return {"bytes": sum(map(tensor_bytes, parameters)), "tensors": len(parameters)}
+    return sizes_of(parameters)
 
 
 def adapter(patches: PatchSet, target: str) -> None:
@@ -84,12 +85,7 @@ def adapter_by_layer(patches: PatchSet, target: str) -> None:
 
 def collected_args(collected: Any, *_: Any, **__: Any) -> dict[str, Any]:
     """Return the bytes and the tensors of what was gathered: of the base model too, where the engine has none yet."""
-    return {"bytes": sum(map(tensor_bytes, collected.values())), "tensors": len(collected)}
-
-
-def tensor_bytes(tensor: Any) -> int:
-    """Return the bytes of a whole tensor."""
-    return int(tensor.numel() * tensor.element_size())
+    return sizes_of(collected.values())
 
 
 def checkpoint_engine(name: str, by: str) -> Callable[[PatchSet, str], None]:

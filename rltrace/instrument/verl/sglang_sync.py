@@ -9,6 +9,7 @@ from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.instrument.sglang.buckets import Keys, handles_of
+from rltrace.instrument.torch.tensor_sizes import sizes_of
 from rltrace.instrument.verl.worker import first
 from rltrace.record import spans
 
@@ -23,8 +24,7 @@ class Sending:
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin sending: the bucket is complete, and what follows makes handles of its tensors."""
         tensors = argument("params_batch", 1, args, kwargs)
-        size_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
-        self._open.open("weight_sync.send", bytes=size_bytes, tensors=len(tensors))
+        self._open.open("weight_sync.send", **sizes_of([tensor for _, tensor in tensors]))
 
     def end(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """End the sending of a rank that makes no request to the server."""

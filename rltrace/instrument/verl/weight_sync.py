@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from rltrace.events import wake_up_of
 from rltrace.hooks.arguments import argument, attributes, keep_self, with_argument
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, watch_items, wrap_function
+from rltrace.instrument.torch.tensor_sizes import sizes_of, tensor_args
 from rltrace.record import spans
 
 # ---- the switch -------------------------------------------------------------------------------------------------
@@ -40,8 +42,7 @@ class Switch:
         """Begin a wake-up of the engine, which is no part of the sync."""
         self._open.close()
         tags = argument("tags", 1, args, kwargs, None)
-        name = "rollout.wake_kv_cache" if tags and list(tags) == ["kv_cache"] else "rollout.wake_weights"
-        return spans.automatic_span(name, tags=None if tags is None else list(tags)).__enter__()
+        return spans.automatic_span(wake_up_of(tags), tags=None if tags is None else list(tags)).__enter__()
 
     def end_wake(self, opened: Any, result: Any, error: BaseException | None) -> None:
         """End the wake-up; the sync goes on if there is one."""
@@ -74,11 +75,6 @@ def gather_tensor(patches: PatchSet, target: str) -> None:
 def gather_args(tensor: Any, *_: Any, **__: Any) -> dict[str, Any] | None:
     """Return the size of a tensor that is gathered in a sync."""
     return tensor_args(tensor) if _switch.is_on else None
-
-
-def tensor_args(tensor: Any) -> dict[str, Any]:
-    """Return the bytes and the dtype of a whole tensor."""
-    return {"bytes": tensor.numel() * tensor.element_size(), "dtype": str(tensor.dtype).removeprefix("torch.")}
 
 
 def gather_items(patches: PatchSet, target: str) -> None:
@@ -222,10 +218,8 @@ def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
     def begin_load(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         key, weights = buckets.next_key(), args[0]
-        size_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in weights)
-        opened = spans.automatic_span(
-            "weight_sync.load", bucket=key, bytes=size_bytes, tensors=len(weights), by=way
-        ).__enter__()
+        sizes = sizes_of([tensor for _, tensor in weights])
+        opened = spans.automatic_span("weight_sync.load", bucket=key, **sizes, by=way).__enter__()
         spans.flow(flow_key(key), "in")
         return opened
 

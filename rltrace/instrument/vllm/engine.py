@@ -23,6 +23,7 @@ from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.pools import Pools
 from rltrace.instrument.memory.sharded_models import by_place
 from rltrace.instrument.memory.turns import beating
+from rltrace.instrument.torch.tensor_sizes import sizes_of
 from rltrace.instrument.vllm import weight_transfer
 from rltrace.record import lifecycle, spans
 from rltrace.record.error_message import error_args
@@ -110,8 +111,7 @@ def cache_args(worker: Any, kv_cache_config: Any, *_: Any, **__: Any) -> dict[st
 def adapter_args(_worker: Any, lora_request: Any, *_: Any, **__: Any) -> dict[str, Any]:
     """Return which adapter is added, and its bytes if it comes as tensors, as from verl, and not from a disk."""
     tensors = getattr(lora_request, "lora_tensors", None) or {}
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors.values()]
-    known = {"bytes": sum(sizes), "tensors": len(sizes)} if sizes else {}
+    known = sizes_of(tensors.values()) if tensors else {}
     return {"adapter": str(lora_request.lora_name), **known}
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from rltrace.events import WAKE_UPS, wake_up_of
 from rltrace.hooks.arguments import argument
 from rltrace.hooks.patching import PatchSet, end_span, nothing_before
 from rltrace.hooks.serving import Serving
@@ -19,7 +20,6 @@ from rltrace.instrument.torch.devices import on_gpu
 from rltrace.record import lifecycle, spans
 
 ENGINE = "vllm.v1.engine.async_llm:AsyncLLM"
-WAKE_UPS = ("rollout.wake_weights", "rollout.wake_kv_cache")
 
 
 def name_hooks(patches: PatchSet) -> None:
@@ -56,7 +56,6 @@ def rpc_args(*args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def begin_wake_up(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Open the phase of what wakes up: everything counts as weights."""
+    """Open the phase of what wakes up."""
     tags = argument("tags", 1, args, kwargs, None)
-    name = WAKE_UPS[1] if tags and list(tags) == ["kv_cache"] else WAKE_UPS[0]
-    return spans.automatic_span(name, tags=None if tags is None else list(tags)).__enter__()
+    return spans.automatic_span(wake_up_of(tags), tags=None if tags is None else list(tags)).__enter__()

@@ -8,10 +8,10 @@ Source read: vLLM 0.23 and 0.29, distributed/weight_transfer.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from rltrace.hooks.patching import PatchSet
+from rltrace.instrument.torch.tensor_sizes import announced_sizes
 
 FOLDER = "vllm.distributed.weight_transfer"
 BACKENDS = {"nccl": "NCCL", "ipc": "IPC"}
@@ -42,10 +42,7 @@ def name_hooks_of(patches: PatchSet, by: str) -> None:
 
 def told_args(update_info: Any) -> dict[str, Any]:
     """Return the size of an update, of which names, types and shapes are told."""
-    import torch
-
     dtypes, shapes = getattr(update_info, "dtype_names", None), getattr(update_info, "shapes", None)
     if dtypes is None or shapes is None:
         return {}
-    sizes = [math.prod(shape) * getattr(torch, dtype).itemsize for dtype, shape in zip(dtypes, shapes, strict=True)]
-    return {"bytes": sum(sizes), "tensors": len(sizes)}
+    return announced_sizes(dtypes, shapes)
