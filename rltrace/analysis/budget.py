@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,8 +133,3 @@ def _share(text: str, name: str) -> float:
 def _beside(file: Path | None, baseline: str | None) -> str | None:
     """Return the run that a file names, relative to the file's folder."""
     return None if file is None or baseline is None else str(file.parent / baseline)
-
-
-def by_figure(limits: Mapping[str, Amount]) -> list[tuple[str, Amount]]:
-    """Return limits in the order of their figures' names."""
-    return sorted(limits.items())

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, union
+from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, holding, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import DeviceSpans, Observations
 from rltrace.analysis.phases import in_order, lane_phases
@@ -151,8 +151,7 @@ def _work(
 
 def _launched(columns: _Columns, steps: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
     """What the host launched in these steps, whole: it is theirs though the GPU ends it in the next step."""
-    step = np.searchsorted(steps[:, 0], columns.launched_ns, side="right") - 1
-    begun = np.flatnonzero((step >= 0) & (columns.launched_ns < steps[step, 1]))
+    begun = np.flatnonzero(holding(steps, columns.launched_ns) >= 0)
     return columns.rows[begun], begun
 
 

@@ -63,6 +63,19 @@ def added_up(numbers: NDArray[np.int64], group: NDArray[np.intp], many: int) -> 
     return sums
 
 
+def holding(windows: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return the place of the window that each instant is in; -1 if it is in none.
+
+    Args:
+        windows: Shape (W, 2), disjoint and in order.
+        at_ns: In any order.
+    """
+    if not len(windows):
+        return np.full(len(at_ns), -1, np.intp)
+    at = np.searchsorted(windows[:, 0], at_ns, side="right") - 1
+    return np.where((at >= 0) & (at_ns < windows[at, 1]), at, -1)
+
+
 def cut(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp], NDArray[np.intp]]:
     """Cut intervals at the edges of windows; what lies in no window is dropped.
 

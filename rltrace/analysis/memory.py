@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from rltrace.analysis.allocated_peaks import AllocatedPeak, AllocatedPeaks, Peak, of_steps
+from rltrace.analysis.intervals import holding
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.ledger import (
     ALLOWED_CPU_BYTES,
@@ -492,8 +493,7 @@ class _Device:
         if not len(steps) or not samples:
             return None
         start_ns, end_ns = np.array(samples, np.int64).T
-        step = np.searchsorted(steps[:, 0], end_ns, side="right") - 1
-        inside = (step >= 0) & (end_ns < steps[step, 1])
+        inside = holding(steps, end_ns) >= 0
         return float((end_ns - start_ns)[inside].sum() / (steps[:, 1] - steps[:, 0]).sum())
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -31,6 +29,7 @@ from rltrace.analysis.transactions import Leak, Transaction, leaks, transactions
 from rltrace.analysis.untraced import Untraced, untraced
 from rltrace.analysis.weight_sync import RankSync, rank_syncs
 from rltrace.events import STEP
+from rltrace.host.garbage_collector import without_collection
 from rltrace.read.recording import Recording
 
 VERSION = 2
@@ -221,19 +220,6 @@ class Analysed(NamedTuple):
 def summarize(recording: Recording) -> Summary:
     """Read a Recording once and compute its figures; it may be live, dead, empty, or of any program."""
     return analyse(recording).summary
-
-
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    """Do without Python's collector of cycles for a while: it would look at all that is kept, again and again, and
-    hardly anything is in a cycle."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def analyse(recording: Recording) -> Analysed:

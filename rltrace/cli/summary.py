@@ -27,7 +27,8 @@ def summary(
     of it, by default the newest in ./rltrace-runs; the run may be over, still running, or dead.
     """
     from rltrace.analysis.selected import selected
-    from rltrace.analysis.summary import analyse, without_collection
+    from rltrace.analysis.summary import analyse
+    from rltrace.host.garbage_collector import without_collection
 
     with without_collection():
         found = analyse(selected(open_run(run, limits), Selection(steps, ranks)))

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rltrace.analysis.intervals import covered_ns, cut, opened_last, outside, total_ns, union
+from rltrace.analysis.intervals import covered_ns, cut, holding, opened_last, outside, total_ns, union
 from rltrace.analysis.phases import partitions
 
 Row = tuple[int, int]
@@ -51,6 +51,15 @@ def windows_of(edges: list[int]) -> list[Row]:
     """Disjoint ones; some touch."""
     edges = sorted(edges)
     return [(start, end) for start, end in pairwise(edges)][:: 2 if len(edges) % 2 else 1]
+
+
+@given(st.lists(st.integers(0, 80), max_size=8, unique=True), st.lists(st.integers(0, 90), max_size=12))
+def test_holding_names_the_window(edges: list[int], at_ns: list[int]) -> None:
+    """`holding` names the window that each instant is in, its end excluded; also where there is no window."""
+    edges = sorted(edges[: len(edges) // 2 * 2])
+    windows = list(zip(edges[::2], edges[1::2], strict=True))
+    places = [next((at for at, (start, end) in enumerate(windows) if start <= ns < end), -1) for ns in at_ns]
+    assert holding(as_array(windows), np.array(at_ns, np.int64)).tolist() == places
 
 
 edges = st.lists(st.integers(0, 80), max_size=8, unique=True)

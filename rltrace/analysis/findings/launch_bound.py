@@ -14,7 +14,7 @@ from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.gpu_samples import gpu_samples
 from rltrace.analysis.findings.run import PerStep, Run, rows_of
 from rltrace.analysis.gpu_work import BACKWARD, FORWARD, WHOLE_BACKWARD
-from rltrace.analysis.intervals import Intervals, cut, union
+from rltrace.analysis.intervals import Intervals, holding, union
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.observations import Seen
 
@@ -114,8 +114,7 @@ def _outside_backwards(run: Run, process: Seen) -> Intervals:
     """Return the forwards that a host launched, without those that are repeated for a backward."""
     forwards = union(rows_of([process], FORWARD, run))
     backwards = union(*(rows_of([process], name, run) for name in (BACKWARD, WHOLE_BACKWARD)))
-    at = np.searchsorted(backwards[:, 0], forwards[:, 0], side="right") - 1
-    return forwards[(at < 0) | (forwards[:, 0] >= np.append(backwards[:, 1], 0)[at])]
+    return forwards[holding(backwards, forwards[:, 0]) < 0]
 
 
 def _by_phase(run: Run, passes: Mapping[Lane, Passes]) -> Iterator[tuple[str, Launches]]:
@@ -123,8 +122,7 @@ def _by_phase(run: Run, passes: Mapping[Lane, Passes]) -> Iterator[tuple[str, La
     for lane, made in passes.items():
         in_step = run.step_of(made.host[:, 0]) >= 0
         for name, rows in run.phases[lane].items():
-            at = np.searchsorted(rows[:, 0], made.host[:, 0], side="right") - 1
-            chosen = in_step & (at >= 0) & (made.host[:, 0] < rows[at, 1])
+            chosen = in_step & (holding(rows, made.host[:, 0]) >= 0)
             host, gpu = made.host[chosen], made.gpu[chosen]
             columns[name].append(np.column_stack([host @ [-1, 1], gpu @ [-1, 1], gpu[:, 1] - host[:, 1]]))
     for name, parts in columns.items():
@@ -141,9 +139,7 @@ def _busy(run: Run, phases: Mapping[str, Launches]) -> dict[str, float]:
             rows = run.phases[lane].get(name)
             if rows is None:
                 continue
-            moments = np.column_stack([samples.times_ns, samples.times_ns + 1])
-            _, _, taken = cut(moments, rows)
-            found[name] += samples.values[taken].tolist()
+            found[name] += samples.values[holding(rows, samples.times_ns) >= 0].tolist()
     return {name: float(np.mean(shares)) / 100 for name, shares in found.items() if shares}
 
 

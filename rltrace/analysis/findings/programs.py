@@ -11,9 +11,8 @@ from rltrace.analysis.hooks import HookFigures
 EXAMPLE = "rltrace run"
 
 INSTRUMENTATIONS = {"verl": "verl", "vLLM": "vllm", "TRL": "trl", "Ray": "ray", EXAMPLE: "reference"}
-"""By program, whose hooks say that a run uses it. Settings of others (PyTorch, your program) fit every run."""
-
-PACKAGES = {"verl": "verl", "vLLM": "vllm", "TRL": "trl", "Ray": "ray"}
+"""By program, whose hooks say that a run uses it; all but ours have the name of their package. Settings of others
+(PyTorch, your program) fit every run."""
 
 
 def programs_of(hooks: Iterable[HookFigures]) -> set[str]:
@@ -28,7 +27,7 @@ def applicable(settings: Iterable[Setting], programs: set[str], versions: Mappin
         setting
         for setting in settings
         if (setting.program not in INSTRUMENTATIONS or setting.program in programs)
-        and has_setting(setting, versions.get(PACKAGES.get(setting.program, "")))
+        and has_setting(setting, versions.get(INSTRUMENTATIONS.get(setting.program, "")))
     ]
 
 

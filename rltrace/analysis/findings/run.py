@@ -22,7 +22,7 @@ from rltrace.analysis.findings.finding import (
     interval_of,
 )
 from rltrace.analysis.findings.programs import applicable, programs_of
-from rltrace.analysis.intervals import EMPTY, Intervals, cut, total_ns, union
+from rltrace.analysis.intervals import EMPTY, Intervals, cut, holding, total_ns, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.phases import driver_phases, lane_phases
@@ -91,8 +91,7 @@ class Run:
 
     def step_of(self, at_ns: NDArray[np.int64]) -> NDArray[np.intp]:
         """Return the place of the step that each instant is in; -1 if it is in none."""
-        at = np.searchsorted(self.steps[:, 0], at_ns, side="right") - 1
-        return np.where((at >= 0) & (at_ns < self.steps[at, 1]), at, -1)
+        return holding(self.steps, at_ns)
 
     @cached_property
     def phases(self) -> dict[Lane, dict[str, Intervals]]:

@@ -8,7 +8,7 @@ from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.gpu_samples import GpuSamples, gpu_samples
 from rltrace.analysis.findings.run import PerStep, Run
-from rltrace.analysis.intervals import cut
+from rltrace.analysis.intervals import holding
 from rltrace.analysis.lanes import Lane
 from rltrace.events import GPU_CLOCK, HEAT_LIMITED, POWER_LIMITED
 
@@ -76,7 +76,6 @@ def _seconds(run: Run, clock: GpuSamples, lost: PerStep) -> PerStep:
 
 def _phase(run: Run, lane: Lane, clock: GpuSamples, lost: PerStep) -> str | None:
     """Return the phase in which most of the clock is lost."""
-    moments = np.column_stack([clock.times_ns, clock.times_ns + 1])
-    by_phase = {name: float(lost[cut(moments, rows)[2]].sum()) for name, rows in run.phases[lane].items()}
+    by_phase = {name: float(lost[holding(rows, clock.times_ns) >= 0].sum()) for name, rows in run.phases[lane].items()}
     most = max(by_phase, key=lambda name: by_phase[name], default=None)
     return most if most is not None and by_phase[most] > 0 else None

@@ -12,6 +12,7 @@ from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.uneven_engines import GENERATE, LEAST_SURPLUS
+from rltrace.analysis.intervals import holding
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.phases import in_order
 
@@ -96,8 +97,7 @@ def _of_lane(run: Run, lane: Lane, name: str) -> tuple[NDArray[np.intp], NDArray
     starts = np.concatenate([np.empty(0, np.int64), *(np.array(of.starts, np.int64) for of in kept)])
     tokens = np.concatenate([np.empty(0, np.int64), *(np.array(of.tokens, np.int64) for of in kept)])
     rows = run.phases[lane][name]
-    at = np.searchsorted(rows[:, 0], starts, side="right") - 1
     step = run.step_of(starts)
-    inside = (at >= 0) & (starts < rows[at, 1]) & (step >= 0) & (tokens > 0)
+    inside = (holding(rows, starts) >= 0) & (step >= 0) & (tokens > 0)
     order = np.argsort(starts[inside], kind="stable")
     return step[inside][order], tokens[inside][order]

@@ -1,0 +1,19 @@
+"""Python's collector of cycles, while so much is made that stays that to look at all of it would take long."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Hold back the collector for a while, if it is on."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
