@@ -178,19 +178,14 @@ def _steps(xs: Sequence[float], tops: Sequence[float], bottoms: Sequence[float])
     """Return the outline of values that hold until the next; corners that nobody sees are left out."""
     if not xs:
         return ""
-    there = "".join(_corners(xs, tops))
-    back = "".join(_corners(xs[::-1], bottoms[::-1], is_back=True))
-    return f"M{xs[0]:g} {tops[0]:g}{there}V{bottoms[-1]:g}{back}Z"
-
-
-def _corners(xs: Sequence[float], ys: Sequence[float], *, is_back: bool = False) -> list[str]:
-    found: list[str] = []
-    for place in range(1, len(xs)):
-        if ys[place] == ys[place - 1] and place + 1 < len(xs):
-            continue
-        # Forth, a value holds until the next; back, the next one holds from its beginning on.
-        found.append(f"V{ys[place]:g}H{xs[place]:g}" if is_back else f"H{xs[place]:g}V{ys[place]:g}")
-    return found
+    there = "".join(f"H{x:g}V{top:g}" for x, before, top in zip(xs[1:], tops, tops[1:], strict=False) if top != before)
+    # On the way back, a value holds from its beginning on.
+    back = "".join(
+        f"H{xs[place + 1]:g}V{bottoms[place]:g}"
+        for place in range(len(xs) - 2, -1, -1)
+        if bottoms[place] != bottoms[place + 1]
+    )
+    return f"M{xs[0]:g} {tops[0]:g}{there}H{xs[-1]:g}V{bottoms[-1]:g}{back}H{xs[0]:g}Z"
 
 
 def sharing_axes(charts: Sequence[Chart]) -> list[Chart]:

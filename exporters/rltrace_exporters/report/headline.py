@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
+from rltrace.analysis.fates import having
 from rltrace.analysis.findings import notable
 from rltrace.analysis.ledger import FREE
 from rltrace.analysis.machines import described
@@ -79,6 +79,5 @@ def _figures(values: RunValues) -> Iterator[Figure]:
     if steady is not None and steady.coverage is not None:
         idle = steady.coverage.idle + steady.coverage.unlabelled
         yield Figure("in no phase", percentage(idle), f"of a step, {percentage(steady.coverage.idle)} idle")
-    states = Counter(process.state for process in values.summary.processes)
-    if states["died"]:
-        yield Figure("processes that died", f"{states['died']:,}", f"of {len(values.summary.processes):,}")
+    if died := having(values.summary, "died"):
+        yield Figure("processes that died", f"{len(died):,}", f"of {len(values.summary.processes):,}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rltrace.analysis.difference import Difference, difference, same_program, settings
-from rltrace_exporters.report.blocks import Bars
+from rltrace_exporters.report.blocks import Bars, Findings
 from rltrace_exporters.report.chart import Chart, sharing_axes
 from rltrace_exporters.report.difference import changes
 from rltrace_exporters.report.found import findings
@@ -106,7 +106,7 @@ def _head(values: RunValues, side: str, *, is_shared: bool) -> Head:
 
 def _part(section: Section, runs: Sequence[RunValues], sides: Sequence[str]) -> Part:
     panels = [_panel(section, values, side) for values, side in zip(runs, sides, strict=True)]
-    return Part(section.id, section.title, section.question, _on_the_same_axes(panels))
+    return Part(section.id, section.title, section.question, _side_by_side(panels))
 
 
 def _panel(section: Section, values: RunValues, side: str) -> Panel:
@@ -128,11 +128,11 @@ def _difference(a: RunValues, b: RunValues) -> Difference:
     )  # fmt: skip
 
 
-def _on_the_same_axes(panels: list[Panel]) -> list[Panel]:
-    """Return panels whose charts of one place have the same axes."""
+def _side_by_side(panels: list[Panel]) -> list[Panel]:
+    """Return panels of two runs with findings folded, and with the same axes for charts of one place."""
     if len(panels) < 2:
         return panels
-    blocks = [list(panel.blocks) for panel in panels]
+    blocks = [[_folded(block) for block in panel.blocks] for panel in panels]
     for kind in (Chart, Bars):
         places = [[place for place, block in enumerate(of) if isinstance(block, kind)] for of in blocks]
         for pair in zip(*places, strict=False):
@@ -140,6 +140,12 @@ def _on_the_same_axes(panels: list[Panel]) -> list[Panel]:
             for of, place, block in zip(blocks, pair, alike, strict=True):
                 of[place] = block
     return [panel._replace(blocks=of) for panel, of in zip(panels, blocks, strict=True)]
+
+
+def _folded(block: Block) -> Block:
+    if not isinstance(block, Findings):
+        return block
+    return Findings([one._replace(is_open=False) for one in block.findings])
 
 
 def _alike(blocks: list[Block]) -> list[Block]:
