@@ -27,14 +27,16 @@ document.addEventListener('pointerdown', (event) => {
   if (element) say(element, event.clientX, event.clientY);
 });
 document.addEventListener('pointerleave', hide);
-document.addEventListener('scroll', hide, {passive: true});
-document.addEventListener('focusin', (event) => {
-  if (!event.target.matches?.(':focus-visible')) return;
-  const element = event.target.closest?.('[data-tip]');
+
+// What has the keyboard's focus keeps its tooltip while the page moves to it.
+function sayFocused() {
+  const element = document.activeElement?.matches(':focus-visible') && document.activeElement.closest('[data-tip]');
   if (!element) return hide();
   const box = element.getBoundingClientRect();
   say(element, box.left, box.top);
-});
+}
+document.addEventListener('focusin', sayFocused);
+document.addEventListener('scroll', () => { if (!tip.hidden) sayFocused(); }, {passive: true});
 document.addEventListener('focusout', hide);
 
 // Bars of a plot: one of them takes part in tabbing, the arrow keys go from one to the next.

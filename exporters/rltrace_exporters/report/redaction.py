@@ -35,7 +35,8 @@ class Redaction:
                 self._by_text.setdefault(text, instead)
         hosts = sorted({host for values in runs for host in _hosts(values)})
         users = sorted({user for values in runs for user in _users(values)})
-        self._by_text |= {host: f"host-{number}" for number, host in enumerate(hosts, 1)}
+        for number, host in enumerate(hosts, 1):
+            self._by_text |= {name: f"host-{number}" for name in (host, host.partition(".")[0]) if name}
         self._by_text |= {user: f"user-{number}" for number, user in enumerate(users, 1)}
         longest = sorted((text for text in self._by_text if text), key=len, reverse=True)
         any_of = "|".join(map(re.escape, longest))
@@ -87,7 +88,7 @@ def _hosts(values: RunValues) -> set[str]:
     named = {str(values.manifest.get("host") or "")}
     named |= {process.process.host for process in values.seen.processes}
     named |= {machine.host for machine in values.summary.run.machines}
-    return {part for host in named if host for part in (host, host.partition(".")[0]) if part}
+    return {host for host in named if host}
 
 
 def _users(values: RunValues) -> set[str]:

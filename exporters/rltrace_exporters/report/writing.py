@@ -64,7 +64,7 @@ def written(made: Page) -> bytes:
     text = environment.get_template("page.html").render(
         page=made, style=_Source(style), script=_Source(script), policy=_policy(style, script)
     )
-    return text.encode(errors="replace")
+    return text.lstrip().encode(errors="replace")  # macros come first in it
 
 
 class _Source(str):
