@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from rltrace_exporters.report.page import page
@@ -30,7 +31,7 @@ def main() -> None:
             began.append(time.process_time())
             size = len(written(page([RunValues(analysed, found, str(path), recording.manifest)])))
             began.append(time.process_time())
-        read_s, why_s, page_s = (after - before for before, after in zip(began, began[1:], strict=False))
+        read_s, why_s, page_s = (after - before for before, after in pairwise(began))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         print(
             f"{path}: reading {read_s:.1f} s, findings {why_s:.1f} s, page {page_s:.2f} s CPU; "
