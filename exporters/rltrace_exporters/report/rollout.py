@@ -23,6 +23,7 @@ HEIGHT = 96
 COLUMNS = 48
 NARROW = 0.5
 """Where all values are above this share of the largest one, the axis does not begin at 0."""
+NOT_SAID = ("how long answers were", "how long requests were queued")
 POINTS = 400
 """Of the line of running and waiting requests."""
 COLOR = color_of("rollout.generate")
@@ -48,11 +49,11 @@ def rollout(values: RunValues) -> list[Block]:
         _Distribution("Queued in the engine", "s", requests.queued_ns[requests.queued_ns >= 0] / 1e9),
     ]
     blocks: list[Block] = [_histogram(one) for one in found if len(one.values) and np.ptp(one.values) > 0]
-    missing = [one.title.lower() for one in found[1:] if not len(one.values)]
+    missing = [what for what, one in zip(NOT_SAID, found[1:], strict=True) if not len(one.values)]
     if len(found[0].values):
         blocks.append(_percentiles([one for one in found if len(one.values)]))
     if missing:
-        blocks.append(Note(f"The engine did not say: {', '.join(missing)}."))
+        blocks.append(Note(f"The engines did not say {' and '.join(missing)}."))
     if (chart := _over_time(values)) is not None:
         blocks.append(chart)
     blocks += [_stages(one) for one in values.summary.requests if len(one.stages) > 1]
@@ -93,7 +94,7 @@ def _histogram(one: _Distribution) -> Chart:
         for many, begin, end in zip(counts, edges[:-1], edges[1:], strict=True)
         if many
     ]  # fmt: skip
-    plot = Plot("requests", HEIGHT, y_to=end_of_axis(float(counts.max())), y_unit="requests", bars=bars)
+    plot = Plot("requests", HEIGHT, "Requests", y_to=end_of_axis(float(counts.max())), y_unit="requests", bars=bars)
     title = f"{one.title}: {count(len(one.values), 'request')}"
     return Chart(title, to, one.unit, [plot], [], x_from=start)
 
@@ -137,9 +138,9 @@ def _over_time(values: RunValues) -> Chart | None:
     xs = (at_ns - window.start_ns) / 1e9
     most = end_of_axis(float(max(running.max(), waiting.max())))
     plots = [
-        Plot("requests", HEIGHT, "in all engines together", most, "requests",
+        Plot("requests", HEIGHT, "Requests in all engines together", most, "requests",
              lines=[Line("running", "first", xs, running), Line("waiting", "second", xs, waiting)]),
-        Plot("KV cache", HEIGHT // 2, "share that is taken, of the fullest engine", 100, "%",
+        Plot("KV cache", HEIGHT // 2, "Share of the KV cache that is taken, of the fullest engine", 100, "%",
              lines=[Line("KV cache", "third", xs, usage * 100)]),
     ]  # fmt: skip
     legend = [Legend("running", "first"), Legend("waiting", "second"), Legend("KV cache in use", "third")]

@@ -54,7 +54,7 @@ def steps_over_time(values: RunValues) -> list[Block]:
     names = in_order(name for column in columns for name in column.phases)
     to = _top(columns)
     bars = [bar for place, column in enumerate(columns) for bar in _stacked(column, place, names, to)]
-    plot = Plot("seconds", HEIGHT, "mean of the ranks", to, "s", bars=bars)
+    plot = Plot("seconds", HEIGHT, "Mean of the ranks" if len(values.ranks) > 1 else "", to, "s", bars=bars)
     title = "Seconds of each step" if many == 1 else f"Seconds of a step, mean of each {many}"
     marks = [(place + 0.5, str(columns[place].steps[0].step)) for place in _marked(len(columns))]
     legend = [Legend(name, color_of(name)) for name in names if any(column.phases.get(name) for column in columns)]

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rltrace.host.control_characters import visible
+from rltrace.host.garbage_collector import without_collection
 from rltrace.read.recording import Recording
 from rltrace_exporters.report.chart import Chart, Plot
 from rltrace_exporters.report.definitions import definition
@@ -31,7 +32,8 @@ class Report:
 
     def write(self, recording: Recording, out: BinaryIO) -> None:
         """Write the page of one Recording."""
-        out.write(written(page([read(recording)], is_shared=self._is_shared)))
+        with without_collection():
+            out.write(written(page([read(recording)], is_shared=self._is_shared)))
 
 
 class Comparison:
@@ -45,7 +47,8 @@ class Comparison:
 
     def write(self, recording: Recording, out: BinaryIO) -> None:
         """Write the page of both."""
-        out.write(written(page([read(self._before), read(recording)], is_shared=self._is_shared)))
+        with without_collection():
+            out.write(written(page([read(self._before), read(recording)], is_shared=self._is_shared)))
 
 
 def written(made: Page) -> bytes:
