@@ -29,6 +29,7 @@ from screenshot import browser_page, chromium
 from rltrace.analysis.allocations import allocation_timelines
 from rltrace.cli import main
 from rltrace.read.recording import Recording
+from rltrace.record.manifest import started_ticks
 
 ROOT = Path(__file__).parents[2]
 OWN = ROOT / "examples" / "recordings" / "qwen3_8b_4gpu.zip"
@@ -225,7 +226,9 @@ def test_damage_is_said(tmp_path: Path) -> None:
 def test_live_run_is_said(tmp_path: Path) -> None:
     """A run that goes on says so at its title and in trust."""
     steps = [span("step", n, n + 1, step=n) for n in range(3)]
-    run = Written(tmp_path / "run").process("w", *steps, role="driver", pid=os.getpid())
+    run = Written(tmp_path / "run").process(
+        "w", *steps, role="driver", pid=os.getpid(), start_ticks=started_ticks(os.getpid())
+    )
     values = read(run.read())
     assert values.summary.run.is_live
     shown = text_of(page([values]))
@@ -478,7 +481,7 @@ def test_keyboard_reaches_everything(file: Path, verl: RunValues) -> None:
         assert browser.evaluate("document.activeElement.className") == "skip"
         browser.evaluate("document.querySelector('#step .plot .bar[tabindex=\"0\"]').focus()")
         browser.keyboard.press("ArrowRight")
-        assert "driver: " in browser.inner_text("#tip")
+        assert "waited for rank 0: rollout.sleep" in browser.inner_text("#tip")
         browser.evaluate("document.querySelector('#step .pointed').focus()")
         browser.keyboard.press("ArrowRight")
         shown = browser.inner_text("#tip")
