@@ -211,7 +211,8 @@ def _memory(values: RunValues, window: Window) -> tuple[Plot | None, str]:
     )  # fmt: skip
     if len(device.seconds) < 2 or not len(device.layers):
         return None, f"Who held the memory is not drawn: {card.lane} was not sampled in this time."
-    return _plot(values, device, lane, window), _how(device, kept)
+    plot = _plot(values, device, lane, window)
+    return plot, _how(device, kept, has_dots=bool(plot.dots))
 
 
 def _plot(values: RunValues, device: Device, lane: Lane, window: Window) -> Plot:
@@ -226,7 +227,7 @@ def _plot(values: RunValues, device: Device, lane: Lane, window: Window) -> Plot
     )
     return Plot(
         label=lane.name if lane.rank is not None else "memory",
-        tip=f"Memory of {device.name}" + (", the fullest card" if len(values.summary.memory) > 1 else ""),
+        tip=f"Memory of {device.name}" + (", the fullest" if len(values.summary.memory) > 1 else ""),
         height=MEMORY,
         y_to=end_of_axis(most),
         y_unit=device.unit,
@@ -250,9 +251,11 @@ def _sampled(values: RunValues, lane: Lane, window: Window) -> list[tuple[float,
     return list(largest.values())
 
 
-def _how(device: Device, kept: AllocationTimeline | None) -> str:
+def _how(device: Device, kept: AllocationTimeline | None, *, has_dots: bool) -> str:
     """Say what the areas rest on."""
     if kept is None:
-        return "Memory is what was held at phase boundaries; dots are what NVML saw in between."
+        return (
+            f"Memory is what was held at phase boundaries{'; dots are what NVML saw in between' if has_dots else ''}."
+        )
     uncached = "" if kept.reserved_bytes is not None else " Caches are not drawn: they are known at boundaries only."
-    return f"Memory of {device.moments}; dots are what NVML saw.{uncached}"
+    return f"Memory of {device.moments}{'; dots are what NVML saw' if has_dots else ''}.{uncached}"

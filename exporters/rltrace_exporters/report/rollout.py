@@ -87,7 +87,8 @@ def _requests(values: RunValues) -> _Requests:
 def _histogram(one: _Distribution) -> Chart:
     least, most = float(one.values.min()), float(one.values.max())
     start = least - 0.04 * (most - least) if least > NARROW * most else 0.0
-    counts, edges = np.histogram(one.values, COLUMNS, (start, (to := most + 0.04 * (most - start))))
+    to = most + 0.04 * (most - start)
+    counts, edges = np.histogram(one.values, _edges(start, to, is_whole=one.unit == "tokens"))
     bars = [
         Bar(float(begin), float(end), COLOR, f"{count(int(many), 'request')} from {begin:.3g} to {end:.3g} {one.unit}",
             high=float(many))
@@ -96,7 +97,15 @@ def _histogram(one: _Distribution) -> Chart:
     ]  # fmt: skip
     plot = Plot("requests", HEIGHT, "Requests", y_to=end_of_axis(float(counts.max())), y_unit="requests", bars=bars)
     title = f"{one.title}: {count(len(one.values), 'request')}"
-    return Chart(title, to, one.unit, [plot], [], x_from=start)
+    return Chart(title, float(edges[-1]), one.unit, [plot], [], x_from=float(edges[0]))
+
+
+def _edges(start: float, to: float, *, is_whole: bool) -> Numbers:
+    """Return where columns begin and end; of whole numbers, each column has as many."""
+    if not is_whole:
+        return np.linspace(start, to, COLUMNS + 1)
+    width = max(1, round((to - start) / COLUMNS))
+    return np.arange(np.floor(start), to + width, width, dtype=float)
 
 
 def _percentiles(found: list[_Distribution]) -> Table:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from rltrace.host.control_characters import visible
 from rltrace.host.garbage_collector import without_collection
@@ -62,7 +63,7 @@ def written(made: Page) -> bytes:
         lstrip_blocks=True,
     )
     environment.finalize = lambda value: visible(value) if type(value) is str else value
-    environment.filters |= {"kind": lambda block: type(block).__name__, "definition": definition}
+    environment.filters |= {"kind": lambda block: type(block).__name__, "definition": definition, "marked": marked}
     environment.globals["series"] = series
     text = environment.get_template("page.html").render(
         page=made, style=_Source(style), script=_Source(script), policy=_policy(style, script)
@@ -77,6 +78,16 @@ class _Source(str):
 
     def __html__(self) -> str:
         return str(self)
+
+
+def marked(text: str) -> Markup:
+    """Return a sentence with what stands between backticks as code."""
+    parts = [escape(visible(part)) for part in text.split("`")]
+    if len(parts) % 2 == 0:  # one without its partner
+        return escape(visible(text))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts)
+    )
 
 
 def _policy(style: str, script: str) -> str:
