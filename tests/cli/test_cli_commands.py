@@ -160,8 +160,9 @@ def test_export_help_names_formats() -> None:
 
 def test_unknown_ending_asks_for_format(run: Path) -> None:
     """An ending of no format asks for one."""
-    assert "choose one with --to: archive (.zip), memory (.html, .svg, .png), parquet (.parquet), perfetto (.pftrace)" in the_line(
-        call("export", run, "-o", run / "x.vhs"), 2
+    assert (
+        "choose one with --to: archive (.zip), memory (.html, .svg, .png), parquet (.parquet), perfetto (.pftrace)"
+        in the_line(call("export", run, "-o", run / "x.vhs"), 2)
     )
 
 
