@@ -78,4 +78,5 @@ def tables_of(recording: Recording, chosen: Selection) -> Tables:
 
 def missing(error: ImportError) -> MissingExtraError:
     """Return what to say about a package that is not installed."""
-    return MissingExtraError(f"SQL and frames need {error.name}, which is not installed here", "sql")
+    package = (error.name or "").partition(".")[0]
+    return MissingExtraError(f"SQL and frames need {package}, which is not installed here", "sql")
