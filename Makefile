@@ -78,6 +78,7 @@ digests: $(VENV)/dev.done  ## Write rltrace/hooks/digests.json anew, from the so
 .PHONY: docs
 docs: $(VENV)/dev.done  ## Build the documentation in site/, and check its links
 	$(BIN)/python docs/json_keys.py
+	$(BIN)/python docs/sql_tables.py
 	$(BIN)/python docs/support.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

@@ -233,8 +233,6 @@ def _analyse(recording: Recording) -> Analysed:
     windows = StepWindows(seen)
     measured = clocks(seen.processes, seen.time_line)
     all_steps, phases = steps(seen, windows), rank_steps(seen, windows)
-    if recording.steps_are_chosen:
-        phases = [row for row in phases if row.step is not None]  # the start-up is not in it
     of_requests = ways(seen)
     of_processes = processes(seen)
     summary = Summary(
@@ -267,7 +265,7 @@ def _analyse(recording: Recording) -> Analysed:
         not_applicable=names_not_applicable(seen),
         open_spans=open_spans(seen),
         errors=span_errors(seen, windows),
-        losses=_losses(recording),
+        losses=losses(recording),
         unidentified=[
             UnidentifiedProcess(process_key=process.key, pid=process.pid, unreadable_events=process.records)
             for process in recording.unidentified
@@ -311,7 +309,7 @@ def _is_complete(found: Sequence[ProcessFigures]) -> bool | None:
     return None if states and states <= {"ended", "gone"} else False
 
 
-def _losses(recording: Recording) -> list[Losses]:
+def losses(recording: Recording) -> list[Losses]:
     """Return the losses; call this after the events were read, because torn and orphan records are known only then."""
     of_processes = [
         Losses(

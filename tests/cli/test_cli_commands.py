@@ -146,7 +146,7 @@ def test_a_live_run_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_unknown_format_names_known_ones(run: Path) -> None:
     """An unknown format is refused with the names of those that exist."""
     line = the_line(call("export", run, "--to", "vhs", "-o", run / "x"), 2)
-    assert "--to vhs: no such format; there is archive, memory, perfetto" in line
+    assert "--to vhs: no such format; there is archive, memory, parquet, perfetto" in line
 
 
 def test_export_help_names_formats() -> None:
@@ -160,8 +160,9 @@ def test_export_help_names_formats() -> None:
 
 def test_unknown_ending_asks_for_format(run: Path) -> None:
     """An ending of no format asks for one."""
-    assert "choose one with --to: archive (.zip), memory (.html, .svg, .png), perfetto (.pftrace)" in the_line(
-        call("export", run, "-o", run / "x.vhs"), 2
+    assert (
+        "choose one with --to: archive (.zip), memory (.html, .svg, .png), parquet (.parquet), perfetto (.pftrace)"
+        in the_line(call("export", run, "-o", run / "x.vhs"), 2)
     )
 
 
