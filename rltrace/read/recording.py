@@ -20,16 +20,17 @@ from typing import Any, NamedTuple
 from rltrace.errors import RecordingError
 from rltrace.events import AUTOMATIC, MARKED_SINCE, SAMPLER, STEP, VERSION, Args, Counter, Span, is_of_bytes
 from rltrace.host import clock, regular_file
+from rltrace.host.clock import Domain
 from rltrace.limits import LIMITS, Limits
 from rltrace.read import alignment, archive, ending, engines, gate, order, unmarked
-from rltrace.read.alignment import Alignment, Domain
+from rltrace.read.alignment import Alignment
 from rltrace.read.crossing import Crossing
 from rltrace.read.ending import Ending
 from rltrace.read.inferred import can_infer, is_known, with_inferred
 from rltrace.read.records import records
 from rltrace.read.step_records import StepRecords
 from rltrace.read.window import Cut, inside
-from rltrace.record import checksum, manifest
+from rltrace.record import checksum, clock_readings, manifest
 from rltrace.record.manifest import LINES
 from rltrace.record.process import (
     COUNT_SLOTS,
@@ -252,7 +253,7 @@ class Recording:
         counts = {
             manifest.FILE: self._damaged_fields,
             manifest.UNTRACED: self._read_untraced().damaged,
-            alignment.FILE: alignment.read_lines(self.folder).damaged,
+            clock_readings.FILE: alignment.read_lines(self.folder).damaged,
             ending.FILE: int(ending.is_damaged(self.folder)),
         }
         return {file: many for file, many in counts.items() if many}

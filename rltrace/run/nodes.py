@@ -17,9 +17,8 @@ from typing import Any
 
 from rltrace.errors import MissingExtraError, RltraceError
 from rltrace.host import clock, regular_file
-from rltrace.read import alignment
-from rltrace.read.alignment import Domain
-from rltrace.record import allocation_steps, cluster
+from rltrace.host.clock import Domain
+from rltrace.record import allocation_steps, clock_readings, cluster
 from rltrace.record.manifest import PROCESSES, host_name
 
 EXCHANGES = 50
@@ -42,7 +41,7 @@ class Agent:
 
     def whoami(self) -> tuple[str, Domain]:
         """Return the host and its clock domain."""
-        return host_name(), _domain()
+        return host_name(), clock.own_domain()
 
     def now_ns(self) -> int:
         """Return the time by the node's clock."""
@@ -135,8 +134,7 @@ class Nodes:
                 failures.append(str(error))
                 continue
             if text:
-                with (recording / alignment.FILE).open("a") as file:
-                    file.write(text)
+                clock_readings.append(recording, text)
         return failures
 
     def tell_steps(self, recording: Path) -> None:
@@ -158,11 +156,11 @@ class Nodes:
     def _reading(self, node: Node) -> str | None:
         if node.domain is None:
             node.host, node.domain = node.call("whoami", seconds=START_SECONDS)
-        if node.domain == _domain():
+        if node.domain == clock.own_domain():
             return None
-        shortest = min((node.exchange() for _ in range(EXCHANGES)), key=lambda times: times[2] - times[0])
+        shortest = clock_readings.shortest([node.exchange() for _ in range(EXCHANGES)])
         assert node.domain is not None
-        return alignment.line(_domain(), node.domain, shortest, host=node.host, exchanges=EXCHANGES)
+        return clock_readings.line(clock.own_domain(), node.domain, shortest, host=node.host, exchanges=EXCHANGES)
 
     def _join(self, node_id: str, host: str) -> Node:
         import ray
@@ -239,11 +237,6 @@ def content(path: Path) -> bytes:
 def digest(data: bytes) -> str:
     """Return a digest that tells two contents of one file apart."""
     return blake2b(data, digest_size=16).hexdigest()
-
-
-def _domain() -> Domain:
-    said = clock.domain()
-    return said["boot_id"], said["time_namespace"]
 
 
 def _why(error: BaseException) -> str:

@@ -218,8 +218,9 @@ def clock_line(clock: ClockFigures) -> str:
     if clock.bound_seconds is None:
         return (
             f"{whose}: not aligned. Its times were shifted by real time, with an unknown error: do not compare them "
-            "with others. `rltrace collect` measures the clock while the cluster is up."
+            "with others. `rltrace collect` measures the clock while a Ray cluster is up."
         )
     drift = "drift not measured" if clock.drift_ppm is None else f"drift {clock.drift_ppm:+.1f} ppm"
     within = f"aligned within ±{figures.short(clock.bound_seconds)}"
-    return f"{whose}: {within}, {drift}, {figures.count(clock.readings, 'reading')}."
+    jumps = f", {figures.count(clock.jumps, 'jump')}" if clock.jumps else ""
+    return f"{whose}: {within}, {drift}, {figures.count(clock.readings, 'reading')}{jumps}."
