@@ -118,7 +118,7 @@ class Recording:
         run's clock.
         """
         processes = [process for process in self._found if process.is_identified]
-        reference = self._clock_domain_of_run
+        reference = self.own_domain
         aligned = alignment.read(self.folder, reference) if reference else {}
         for process in processes:
             if reference and process.clock_domain != reference and process.clock_domain in aligned:
@@ -182,13 +182,13 @@ class Recording:
         nobody measured.
         """
         domains = {process.time_domain for process in self.processes}
-        if self._clock_domain_of_run in domains:
-            return self._clock_domain_of_run
+        if self.own_domain in domains:
+            return self.own_domain
         first = min(self.processes, key=_seniority, default=None)
         return first.time_domain if first else None
 
     @property
-    def _clock_domain_of_run(self) -> Domain | None:
+    def own_domain(self) -> Domain | None:
         """Return the clock domain of the process that made the Recording; older ones do not say."""
         said = self.manifest.get("clock_domain")
         return (str(said.get("boot_id")), str(said.get("time_namespace"))) if said else None
@@ -411,6 +411,11 @@ class Process:
     @property
     def rank(self) -> int | None:
         return self.identity.get("rank")
+
+    @property
+    def world_size(self) -> int | None:
+        """How many ranks its launcher started, on all hosts together."""
+        return self.identity.get("world_size")
 
     @property
     def device(self) -> dict[str, Any] | None:

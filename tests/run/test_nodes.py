@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from other_clock import OFFSET_NS, SECOND
 from reference_runs import QUICK, write_config
-from two_nodes import DRIFT_PPM, OFFSET_NS, SECOND, Cluster, two_nodes
+from two_nodes import DRIFT_PPM, Cluster, two_nodes
 
 from rltrace.analysis import summarize
 from rltrace.analysis.clocks import TimeLine
@@ -257,7 +258,10 @@ def test_no_cluster_nothing_to_fetch(nodes: Cluster, tmp_path: Path) -> None:
     """A run that joined no cluster has nothing to fetch, whatever cluster exists."""
     manifest.create(tmp_path / "run", owner=None, command=[], config=None)
     done = rltrace_command(nodes, tmp_path, "collect", "run")
-    said = "run: nothing to fetch, because its driver joined no Ray cluster; name a cluster with --address\n"
+    said = (
+        "run: nothing to fetch, because its driver joined no Ray cluster; name a cluster with --address, or give the "
+        "folders of the other hosts too\n"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
