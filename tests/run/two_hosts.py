@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,8 @@ from pathlib import Path
 from other_clock import RENAMED, OtherClock
 
 import rltrace
-from rltrace.record import clock_readings
+from rltrace.hooks.environment import with_startup
+from rltrace.record import clock_readings, cluster
 
 ROOT = Path(rltrace.__file__).parents[1]
 SECONDS = 240
@@ -38,34 +39,25 @@ while not is_over:
             is_over[0] = os.path.exists(sys.argv[1])
             dist.all_reduce(is_over, dist.ReduceOp.MAX)
     n += 1
+time.sleep(dist.get_rank())
 dist.destroy_process_group()
 """
-"""What each rank does until the file is there. `together` begins on no host after it has ended on another."""
+"""What each rank does until the file is there. `together` begins on no host after it has ended on another. Rank 0 ends
+first, and with it its store, if that is no launcher's."""
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Two hosts on which the same program runs."""
+    """Two hosts on which the same program runs; the clock of the first one is this machine's, and rank 0 is there."""
 
     folder: Path
     clock: OtherClock
     """The second host's."""
     running: tuple[subprocess.Popen[str], subprocess.Popen[str]]
 
-    @property
-    def first(self) -> Path:
-        """The Recording of the first host, whose clock is this machine's; rank 0 is there."""
-        return self.folder / "first"
-
-    @property
-    def second(self) -> Path:
-        """The Recording of the second host."""
-        return self.folder / "second"
-
     def readings(self) -> int:
         """How many there are."""
-        file = self.first / clock_readings.FILE
-        return len(file.read_text().splitlines()) if file.exists() else 0
+        return sum(len(file.read_text().splitlines()) for file in self.folder.glob(f"*/{clock_readings.FILE}"))
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something, as long as both run."""
@@ -90,19 +82,21 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def exec_command(out: Path, *command: str) -> list[str]:
+def exec_command(out: str, *command: str) -> list[str]:
     """`rltrace exec` of a command."""
-    return [sys.executable, "-m", "rltrace", "exec", "--sample", "0", "--out", str(out), "--", *command]
+    return [sys.executable, "-m", "rltrace", "exec", "--sample", "0", "--out", out, "--", *command]
 
 
 @contextmanager
 def two_hosts(
-    folder: Path, clock: OtherClock, commands: tuple[list[str], list[str]], environments: tuple[Mapping[str, str], ...]
+    folder: Path, clock: OtherClock, commands: tuple[list[str], list[str]], environments: Sequence[Mapping[str, str]]
 ) -> Iterator[Hosts]:
     """Run a command on each host."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RLTRACE_", "SLURM_"))}
     path = os.pathsep.join(map(str, [ROOT, ROOT / "exporters", ROOT / "reference_run"]))
     paths = path, os.pathsep.join([str(clock.folder), path])
+    if cluster.DIR_VARIABLE in environments[0]:
+        paths = with_startup(paths[0]), with_startup(paths[1])
     running = [
         subprocess.Popen(
             [*prefix, *command],
