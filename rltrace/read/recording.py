@@ -132,7 +132,7 @@ class Recording:
             cuts: For each process in the part, by its key, what of it.
             steps_are_chosen: It is a part of chosen steps.
         """
-        _ = self.time_domain  # of the whole
+        _ = self.time_domain, self.ranks  # of the whole
         part = copy.copy(self)
         part.steps_are_chosen = steps_are_chosen
         part.processes = [process.part(cuts[process.key]) for process in self.processes if process.key in cuts]
@@ -186,6 +186,13 @@ class Recording:
             return self.own_domain
         first = min(self.processes, key=_seniority, default=None)
         return first.time_domain if first else None
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """Return how many ranks there were, and how many of them are missing."""
+        started = max((process.world_size for process in self.processes if process.world_size), default=None)
+        here = {process.rank for process in self.processes if process.rank is not None}
+        return Ranks(started, 0 if started is None else started - sum(rank < started for rank in here))
 
     @property
     def own_domain(self) -> Domain | None:
@@ -263,6 +270,15 @@ class Recording:
         """Return how many events could not be written, over all processes."""
         unreadable = sum(process.records for process in self.unidentified)
         return unreadable + sum(process.lost_events for process in self.processes)
+
+
+class Ranks(NamedTuple):
+    """The ranks of a run, on all of its hosts."""
+
+    started: int | None
+    """How many the launcher started; None if no process says so."""
+    missing: int
+    """How many of them no process of the Recording is."""
 
 
 class Unidentified(NamedTuple):

@@ -207,6 +207,19 @@ def test_ranks_are_known(run: Run) -> None:
     assert sorted(ranks) == [(0, 2, first, "worker"), (1, 2, "second", "worker")]
 
 
+def test_missing_ranks_are_said(run: Run) -> None:
+    """As long as a host's folder is missing, the summary says how many ranks are, of a part of the run too."""
+    for part in run.parts:
+        found = summarize(Recording.open(part))
+        assert (found.run.ranks_started, found.run.ranks_missing) == (2, 1)
+        said = rltrace_command(part.parent, "summary", part.name).stdout
+        assert "1 of 2 ranks are not in this Recording; bring the folders of their hosts" in " ".join(said.split())
+    found = summarize(Recording.open(run.together))
+    assert (found.run.ranks_started, found.run.ranks_missing) == (2, 0)
+    said = rltrace_command(run.together.parent, "summary", "--ranks", "0", run.together.name).stdout
+    assert said and "not in this Recording" not in said
+
+
 def test_the_program_is_left_alone(run: Run) -> None:
     """Nothing of the reading is on a program's stderr, even where the store ends with rank 0 before the others do."""
     for said in run.said:
