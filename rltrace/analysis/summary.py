@@ -62,6 +62,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One item per host that was sampled."""
     clock_domains: int
     """How many clocks wrote it; if more than 1, see `clocks`."""
+    ranks_started: int | None
+    """How many ranks the launcher started on all hosts, as they say; None if it did not tell them."""
+    ranks_missing: int
+    """How many of these are in no process of the Recording, such as those of hosts whose folders are not in it."""
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,6 +297,8 @@ def _run(seen: Observations, clock_domains: int) -> Run:
         versions=manifest.get("versions") or {},
         machines=machines(seen.recording.processes),
         clock_domains=clock_domains,
+        ranks_started=seen.recording.ranks.started,
+        ranks_missing=seen.recording.ranks.missing,
     )
 
 

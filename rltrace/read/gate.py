@@ -181,6 +181,7 @@ IDENTITY: dict[str, Check] = {
     "parent": maybe(text),
     "role": maybe(text),
     "rank": maybe(_rank),
+    "world_size": maybe(_rank),
     "device": maybe(record({"host": maybe(text), "uuid": maybe(text)})),
     "name": maybe(text),
     "machine": maybe(
