@@ -91,7 +91,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     damaged_segments: int
     """Segments that are missing or changed after they were closed. What can still be read counts, and may be wrong."""
     dropped_segments: int
-    """Segments that were dropped, oldest first, to keep to `max_bytes`."""
+    """Segments that were dropped, oldest first, to keep to `--max-disk` or `max_bytes`."""
     dropped_bytes: int
     """Size of these segments."""
 
@@ -208,7 +208,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     unsealed: list[Unsealed]
     """One item per process that is alive or did not end in good order; empty in Recordings that have no checksums."""
     lost_events: int
-    """Sum over all processes; what was dropped to keep to `max_bytes` is in `losses` only."""
+    """Sum over all processes; what was dropped to keep to a bound is in `losses` only."""
     complete: bool | None
     """Whether every process ended its part in good order; None if nobody saw how the others ended."""
 

@@ -183,7 +183,7 @@ def _unsealed(summary: Summary) -> Iterator[str]:
 def _loss_line(loss: Losses, process: ProcessFigures | None) -> str:
     if process is None:
         return f"Lost from {loss.process_key}: {figures.count(loss.damaged_lines, 'line')} damaged"
-    dropped = f"({figures.size(loss.dropped_bytes)}) dropped to keep to max_bytes"
+    dropped = f"({figures.size(loss.dropped_bytes)}) dropped to keep within the bound of its size"
     counts = [
         (loss.lost_events - loss.misfit_records, "event", "that could not be written"),
         (loss.misfit_records, "record", MISFIT),
