@@ -131,6 +131,19 @@ class Inferred(msgspec.Struct, frozen=True):
     """From what it was inferred."""
 
 
+class Folded(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks or steps of which a large summary has only those that stand out, because the others are alike."""
+
+    of: str
+    """`ranks` or `steps`."""
+    there: int
+    """How many the run has."""
+    kept: list[int]
+    """Those that have items in the lists below."""
+    option: str
+    """What to add to the command to get another one, for example."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """A Recording in figures."""
 
@@ -211,6 +224,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Sum over all processes; what was dropped to keep to a bound is in `losses` only."""
     complete: bool | None
     """Whether every process ended its part in good order; None if nobody saw how the others ended."""
+    folded: list[Folded] = []
+    """What is left out of the lists of a large run, above 640 ranks times steps: their items are of some ranks and
+    steps only. `steps`, `steady`, `errors` and whatever is no item of a rank or a step are whole. Empty if nothing
+    is."""
 
 
 class Analysed(NamedTuple):

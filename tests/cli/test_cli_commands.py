@@ -703,16 +703,6 @@ def test_many_ranks_as_mean_and_extremes(tmp_path: Path) -> None:
     assert line.split() == ["actor.update", "4.500", "45%", "████▌", "1.000", "rank", "0", "8.000", "rank", "7"]
 
 
-def test_long_run_first_and_last_steps(tmp_path: Path) -> None:
-    """A long run shows its first and last steps."""
-    steps = [span("step", number, number + 1, step=number) for number in range(100)]
-    written = Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=100)
-    lines = printed(written, whole=True).splitlines()
-    table = lines[lines.index("Steps") + 3 : lines.index("…".ljust(len(lines[lines.index("Steps") + 2])))]
-    assert [int(line.split()[0]) for line in table] == list(range(10))
-    assert any(line.startswith("99 ") for line in lines)
-
-
 def test_killed_run_begins_with_deaths(tmp_path: Path) -> None:
     """The summary of a killed run begins with who died and what it did."""
     written = Written(tmp_path / "run").process("w", span("actor.update", 0, None), role="worker", rank=1)

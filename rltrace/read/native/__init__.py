@@ -1,4 +1,5 @@
-"""The native decoder of segments, where it was built: `decoder.c`, called through ctypes.
+"""The native decoder of segments, where it was built: `decoder.c`, called through ctypes; beside it, in `packets.py`,
+the encoder of Perfetto's packets.
 
 In: the segments of one process, one after another. Out: columns as numpy arrays, texts, threads and what was lost.
 
