@@ -69,7 +69,9 @@ def test_decoder_in_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     assert Path(str(wheel.filename)).name.split("-")[2:4] == ["py3", "none"]
     library = ctypes.CDLL(wheel.extract("rltrace/read/native/decoder.so", tmp_path))
     library.rltrace_source.restype = ctypes.c_uint32
-    assert library.rltrace_source() == zlib.crc32(wheel.read("rltrace/read/native/decoder.c"))
+    assert library.rltrace_source() == zlib.crc32(
+        b"".join(wheel.read(f"rltrace/read/native/{name}.c") for name in ("decoder", "intervals"))
+    )
 
 
 def test_wheel_without_compiler(tmp_path: Path) -> None:
