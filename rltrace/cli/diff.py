@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rltrace.cli.as_json import echo_json
-from rltrace.cli.runs import LIMITS_OPTION, open_run
+from rltrace.cli.runs import LIMITS_OPTION, figures_of, open_run
 from rltrace.cli.selection import steps_and_ranks
 from rltrace.errors import RecordingError
 from rltrace.limits import Limits
@@ -26,20 +26,17 @@ def diff(a: str, b: str, as_json: bool, steps: Numbers | None, ranks: Numbers | 
     or archives of them, of any program: another configuration, another host, verl.
     """
     from rltrace.analysis.difference import difference, same_program, settings
-    from rltrace.analysis.findings import why
-    from rltrace.analysis.selected import selected
-    from rltrace.analysis.summary import analyse
 
     selection = Selection(steps, ranks)
-    run_a, run_b = (selected(open_run(run, limits), selection) for run in (a, b))
+    run_a, run_b = (open_run(run, limits) for run in (a, b))
     made = run_a.manifest, run_b.manifest
-    read_a, read_b = analyse(run_a), analyse(run_b)
+    read_a, read_b = (figures_of(run, selection) for run in (run_a, run_b))
     found = difference(
         read_a.summary,
         read_b.summary,
         settings(*made),
         same_program=same_program(*made),
-        whys=(why(read_a), why(read_b)),
+        whys=(read_a.why, read_b.why),
     )
     if as_json:
         echo_json(found)

@@ -206,6 +206,17 @@ class Recording:
         return manifest.is_live(self.folder)
 
     @property
+    def is_settled(self) -> bool:
+        """Return whether no process of this host writes to it any more, so that it says the same from here on."""
+        if self.is_live or any(process.is_alive for process in self.processes):
+            return False
+        opening = (self.folder / OPENING).glob("*/")
+        unsaid = (process.folder for process in self._found if not process.is_identified)
+        return not any(_is_opening(folder, key_of_opening(folder.name)) for folder in opening) and not any(
+            _is_opening(folder, folder.name) for folder in unsaid
+        )
+
+    @property
     def is_watched(self) -> bool:
         """Return whether a supervisor made it, which sees how processes end; nobody does if a program records
         itself."""
@@ -565,6 +576,13 @@ class Process:
     def _forget_losses(self) -> None:
         self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
         self.unfit, self.unsealed = self._unfit_fields, {}
+
+    @property
+    def names_of_unsealed(self) -> list[str]:
+        """Return the segments that nobody closed; none of a process that ended before there were checksums."""
+        if not self.has_checksums and self.end_ns is not None:
+            return []
+        return sorted(file.name for file in self.folder.glob("*.seg") if file.name not in self._seals)
 
     @property
     def is_cut(self) -> bool:
