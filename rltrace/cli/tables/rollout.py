@@ -188,8 +188,9 @@ def _in_flight(found: SteadyRollout) -> Iterator[str]:
         yield f"{without} without any: {figures.ranges(found.steps_without)}"
     if found.requests_ended_later or found.requests_carried_over:
         yield (
-            f"{figures.count(found.requests_ended_later, 'request')} ended after the step of their beginning, in which "
-            f"all of their length counts; {found.requests_carried_over:,} in flight when a step began"
+            f"outlasting their step, where all of their length counts: "
+            f"{figures.count(found.requests_ended_later, 'request')}; in flight when a step began: "
+            f"{found.requests_carried_over:,}"
         )
     open_ones = [
         figures.count(many, what)
