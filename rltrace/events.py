@@ -282,6 +282,9 @@ never makes."""
 UNATTRIBUTED = "unattributed"
 """The owner of what nobody has named."""
 
+USED = "used_bytes"
+"""The counter of a device's total, as a process of the run reads it."""
+
 OWNERS = (
     "actor.params",
     "actor.grads",

@@ -40,6 +40,7 @@ from rltrace.events import (
     TOOLS,
     TRAJECTORIES,
     TURN,
+    USED,
     WEIGHT_SYNC_STAGES,
     Args,
     Span,
@@ -301,6 +302,8 @@ class Seen:
         """The page-locked ones among them; `unattributed` is what else torch has page-locked."""
         self.resident = Samples()
         """Bytes of the whole process in the host's memory."""
+        self.used = Samples()
+        """The total of its device, each time that it was read."""
         self.allocated_peak = Samples()
         """The most that torch's allocator had handed out at once, each time that this changed."""
         self.figures: defaultdict[str, Samples] = defaultdict(Samples)
@@ -342,7 +345,7 @@ class Seen:
         """Put the samples of each counter in order."""
         by_name = (self.owners, self.on_host, self.pinned, self.figures, self.sampled)
         named = (samples for of_kind in by_name for samples in of_kind.values())
-        for samples in (*named, self.resident, self.allocated_peak, self.reserved):
+        for samples in (*named, self.resident, self.used, self.allocated_peak, self.reserved):
             samples.sort()
 
 
@@ -795,6 +798,10 @@ class _Sampled(NamedTuple):
     whose: str = ""
 
 
+OF_PROCESS = {RESIDENT: "resident", USED: "used", ALLOCATED_PEAK: "allocated_peak"}
+"""Counters that a process has one of, and where they are kept."""
+
+
 @functools.lru_cache(4096)
 def _sampled(name: str) -> _Sampled:
     if (owner := owner_of_counter(name)) is not None:
@@ -804,8 +811,8 @@ def _sampled(name: str) -> _Sampled:
     if name.startswith(ALLOCATIONS):
         exact = owner_of_counter(name.removeprefix(ALLOCATIONS))
         return _Sampled("") if exact is None else _Sampled("balances", exact)
-    if name in (RESIDENT, ALLOCATED_PEAK):
-        return _Sampled("resident" if name == RESIDENT else "allocated_peak")
+    if name in OF_PROCESS:
+        return _Sampled(OF_PROCESS[name])
     if (on_host := owner_on_host(name)) is not None:
         return _Sampled("on_host", on_host)
     pinned = owner_of_pinned(name)

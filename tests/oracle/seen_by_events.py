@@ -40,6 +40,7 @@ from rltrace.events import (
     TOOLS,
     TRAJECTORIES,
     TURN,
+    USED,
     WEIGHT_SYNC_STAGES,
     Counter,
     Span,
@@ -246,9 +247,9 @@ def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None],
         exact = owner_of_counter(name.removeprefix(ALLOCATIONS))
         if exact is not None and is_size(sample.value):
             _see_balance(seen.balances, exact, sample.ts_ns + shift_ns, sample.value)
-    elif name in (RESIDENT, ALLOCATED_PEAK):
+    elif name in (RESIDENT, USED, ALLOCATED_PEAK):
         if is_size(sample.value):
-            kept = seen.resident if name == RESIDENT else seen.allocated_peak
+            kept = {RESIDENT: seen.resident, USED: seen.used, ALLOCATED_PEAK: seen.allocated_peak}[name]
             kept.add(sample.ts_ns + shift_ns, sample.value)
     elif (on_host := owner_on_host(name)) is not None:
         if is_size(sample.value):

@@ -48,8 +48,8 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
         patches.around(f"torch.cuda:{call}", nothing_before, beating(turns))
     patches.around("torch._inductor.graph:GraphLowering.run", beating(turns), nothing_after)  # to compile takes seconds
     patches.around(f"{TRANSFORMERS}.from_pretrained", nothing_before, at(turns, Turn.MOVED))
-    for method in ("eval", "requires_grad_"):  # a ref is put aside so, before it is used
-        patches.around(f"{MODULE}.{method}", keep_self, meet_made)
+    for method in (f"{MODULE}.eval", f"{TRANSFORMERS}.eval", f"{MODULE}.requires_grad_"):  # so a ref is put aside
+        patches.around(method, keep_self, meet_made)
     moves = ModuleMoves(turns)
     patches.around(f"{MODULE}._apply", moves.begin, moves.end)
 
