@@ -21,6 +21,7 @@ from rltrace.analysis.open_spans import OpenSpan, open_spans
 from rltrace.analysis.phases import RankStep, in_order, rank_steps
 from rltrace.analysis.processes import ProcessFigures, processes, signal_name
 from rltrace.analysis.requests import Requests, StepRequests, requests_by_step, steady_requests, ways
+from rltrace.analysis.rollout import SteadyRollout, StepRollout, rollouts
 from rltrace.analysis.samples import HostSamples, host_samples
 from rltrace.analysis.spans import SpanFigures, hook_spans, own_spans
 from rltrace.analysis.steady import Steady, steady
@@ -182,6 +183,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     span; empty without requests."""
     requests_by_step: list[StepRequests]
     """The same for the requests that began in each step: one item per step and outermost span."""
+    rollout: SteadyRollout | None
+    """Trajectories and requests of the steady steps, or of the run if these have none; None without any."""
+    rollout_by_step: list[StepRollout]
+    """The same for those that began in each step; also of steps in which none did."""
     memory: list[DeviceMemory]
     """One item per device whose owners' bytes were sampled."""
     allocations: list[AllocationPeak]
@@ -254,7 +259,7 @@ def _analyse(recording: Recording) -> Analysed:
     windows = StepWindows(seen)
     measured = clocks(seen.processes, seen.time_line)
     all_steps, phases = steps(seen, windows), rank_steps(seen, windows)
-    of_requests = ways(seen)
+    of_requests, of_rollout = ways(seen), rollouts(seen, windows)
     of_processes = processes(seen)
     summary = Summary(
         version=VERSION,
@@ -272,6 +277,8 @@ def _analyse(recording: Recording) -> Analysed:
         weight_sync=rank_syncs(seen, windows),
         requests=steady_requests(of_requests, windows),
         requests_by_step=requests_by_step(of_requests, windows),
+        rollout=of_rollout.steady,
+        rollout_by_step=of_rollout.by_step,
         memory=(memory := device_memory(seen, windows)),
         allocations=allocation_peaks(seen, windows, memory),
         allocations_missed=allocations_missed(seen),
