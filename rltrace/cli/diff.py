@@ -6,7 +6,7 @@ import click
 
 from rltrace.cli.as_json import echo_json
 from rltrace.cli.report import COMPARISON, SHARE_OPTION, made_by, write_page
-from rltrace.cli.runs import LIMITS_OPTION, open_run
+from rltrace.cli.runs import LIMITS_OPTION, figures_of, open_run
 from rltrace.cli.selection import steps_and_ranks
 from rltrace.errors import RecordingError
 from rltrace.limits import Limits
@@ -40,27 +40,26 @@ def diff(
     or archives of them, of any program: another configuration, another host, verl.
     """
     from rltrace.analysis.difference import difference, same_program, settings
-    from rltrace.analysis.findings import why
     from rltrace.analysis.selected import selected
-    from rltrace.analysis.summary import analyse
 
     selection = Selection(steps, ranks)
     if output is None and (force or is_shared):
         raise click.UsageError("--force and --share are about a page; name its file with -o page.html")
-    run_a, run_b = (selected(open_run(run, limits), selection) for run in (a, b))
+    run_a, run_b = (open_run(run, limits) for run in (a, b))
     if output is not None:
         if as_json:
             raise click.UsageError("--json and -o exclude each other: one is for programs, the other a page")
-        write_page(made_by(COMPARISON)(run_a, is_shared=is_shared), run_b, output, force=force)
+        chosen_a, chosen_b = (selected(run, selection) for run in (run_a, run_b))
+        write_page(made_by(COMPARISON)(chosen_a, is_shared=is_shared), chosen_b, output, force=force)
         return
     made = run_a.manifest, run_b.manifest
-    read_a, read_b = analyse(run_a), analyse(run_b)
+    read_a, read_b = (figures_of(run, selection) for run in (run_a, run_b))
     found = difference(
         read_a.summary,
         read_b.summary,
         settings(*made),
         same_program=same_program(*made),
-        whys=(why(read_a), why(read_b)),
+        whys=(read_a.why, read_b.why),
     )
     if as_json:
         echo_json(found)

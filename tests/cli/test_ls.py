@@ -148,6 +148,6 @@ def test_help_has_commands_by_purpose() -> None:
         "Run": ["exec", "run", "doctor"],
         "See": ["summary", "why", "view", "report", "ls"],
         "Compare": ["diff", "check", "overhead"],
-        "Data": ["export", "collect"],
+        "Data": ["sql", "export", "collect"],
     }
     assert {name for names in found.values() for name in names} == set(main.commands)
