@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from html import unescape
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ from planted_runs import PlantedRun
 from playwright.sync_api import Page as BrowserPage
 from recording_file import SECOND, RecordingFile
 from recordings import Written, span, two_ranks
+from rltrace_exporters.report import writing
 from rltrace_exporters.report.chart import Chart, Layer, Plot
 from rltrace_exporters.report.page import SECTIONS, Page, page
 from rltrace_exporters.report.ticks import ticks
 from rltrace_exporters.report.values import RunValues, read
-from rltrace_exporters.report.writing import written
+from rltrace_exporters.report.writing import Report, written
 from screenshot import browser_page, chromium
 
 from rltrace.analysis.allocations import allocation_timelines
 from rltrace.cli import main
+from rltrace.read import cache
 from rltrace.read.recording import Recording
 from rltrace.record.manifest import started_ticks
 
@@ -541,6 +544,39 @@ def test_command_writes_and_does_not_overwrite(tmp_path: Path) -> None:
     again = call(tmp_path, "report", "run")
     assert again.returncode == 7 and "--force" in again.stderr and len(again.stderr.splitlines()) == 1
     assert call(tmp_path, "report", "run", "--force", "--share", "--steps", "1").returncode == 0
+
+
+def test_large_page_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of a large Recording is made once: again only if the Recording or what is asked for changed."""
+    monkeypatch.setattr(cache, "WORTH_BYTES", 1)
+    made: list[Recording] = []
+
+    def counted(recording: Recording) -> RunValues:
+        made.append(recording)
+        return read(recording)
+
+    monkeypatch.setattr(writing, "read", counted)
+    file = RecordingFile(tmp_path / "run")
+    process = file.process(1, role="driver")
+    thread = process.thread()
+    for step in range(3):
+        thread.span("step", step * SECOND, (step + 1) * SECOND, step=step)
+    process.ends(3 * SECOND)
+
+    def page_of(**asked: bool) -> bytes:
+        out = BytesIO()
+        Report(**asked).write(Recording.open(file.path), out)
+        return out.getvalue()
+
+    first = page_of()
+    assert page_of() == first and len(made) == 1
+    assert page_of(is_shared=True) != first and len(made) == 2
+    assert page_of(is_part=True) == first and len(made) == 3
+    (file.path / "manifest.json").write_text(json.dumps(file.manifest | {"command": ["other.py"]}))
+    assert b"other.py" in page_of() and len(made) == 4
+    monkeypatch.setattr(writing, "_own_code", lambda: b"changed")
+    page_of()
+    assert len(made) == 5, "another release writes another page"
 
 
 def test_diff_writes_a_page(tmp_path: Path) -> None:

@@ -112,11 +112,13 @@ def _said(found: SteadyRollout) -> Iterator[str]:
     if (tail := found.tail) is not None:
         whole = as_text(tail.seconds + tail.without_seconds)
         without = as_text(tail.without_seconds)
-        yield f"Without the slowest 5 % of the requests, the engines would be done after {without} and not {whole}."
+        if without != whole:
+            yield f"Without the slowest 5 % of the requests, the engines would be done after {without} and not {whole}."
     if (balance := found.balance) is not None and balance.engines > 1:
-        work = f"{balance.least:,.0f} to {balance.most:,.0f} {balance.unit}"
+        work = "-".join(dict.fromkeys(f"{many:,.0f}" for many in (balance.least, balance.most)))
         done = between_as_text(balance.first_done_seconds, balance.last_done_seconds)
-        yield f"{balance.engines:,} engines have {work} each and are done after {done}; last is {balance.last_engine}."
+        last = f"last is {balance.last_engine}"
+        yield f"{balance.engines:,} engines have {work} {balance.unit} each and are done after {done}; {last}."
     if (prompts := found.prompts) is not None and prompts.most_samples > 1:
         waits = as_text(prompts.waiting_seconds.p50)
         yield f"Of {count(prompts.prompts, 'prompt')}, the last sample ends {waits} after the first one (median)."
