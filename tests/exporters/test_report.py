@@ -301,7 +301,11 @@ def shared_run(folder: Path) -> Path:
             worker.span("alicia", step * SECOND + SECOND // 2, (step + 1) * SECOND, phase=True)
             worker.counter("actor.params_bytes", step * SECOND, 100 << 20)
     for step in range(3):
-        error = {"error": "OSError", "error_message": "/home/alicia/corpus/rows.parquet on gpu-18"} if step == 2 else {}
+        error = (
+            {"error": "OSError", "error_message": "/home/alicia/corpus/rows.parquet on gpu-18, 10.11.12.13"}
+            if step == 2
+            else {}
+        )
         driver.span("step", step * SECOND, (step + 1) * SECOND, step=step, **error)
     return file.path
 
@@ -310,7 +314,7 @@ def test_shared_page_names_nobody(tmp_path: Path) -> None:
     """With --share neither command line nor host, user or path is anywhere in the bytes."""
     folder = shared_run(tmp_path / "of-alicia")
     plain, shared = (written(page([of(folder)], is_shared=asked)) for asked in (False, True))
-    shown = (b"alicia", b"gpu-18", b"hunter2", b"rows.parquet", str(tmp_path).encode())
+    shown = (b"alicia", b"gpu-18", b"hunter2", b"rows.parquet", b"10.11.12.13", str(tmp_path).encode())
     assert [secret for secret in shown if secret not in plain] == []
     secrets = (*shown, b"gpu-17", b"example.org", b"corpus", b"of-alicia")
     assert [secret for secret in secrets if secret in shared] == []

@@ -25,6 +25,8 @@ ABOVE_STEADY = 1.5
 """How many times the longest steady step the axis shows: a first step that takes longer is cut."""
 SLOW = 1.1
 """How many times the median a step takes that is named."""
+NAMED = 3
+"""So many steps that failed are named."""
 PLAIN = "#94a3b8"
 """Colour of a step in which nobody knows the phases."""
 
@@ -126,6 +128,9 @@ def _said(values: RunValues, steps: Sequence[Step], to: float) -> list[Block]:
     if cut:
         named = ", ".join(f"step {step.step} took {as_text(step.seconds)}" for step in cut[:3])
         blocks.append(Note(f"Cut at the top, and paler because it is in no mean: {named}."))
+    for step in [step for step in steps if step.error is not None][:NAMED]:
+        message = f": {step.error_message}" if step.error_message else ""
+        blocks.append(Note(f"Step {step.step} was aborted by {step.error}{message}."))
     steady = [step for step in steps if step.steady]
     if len(steady) < 2:
         blocks.append(Note("Only one step can be counted, so nothing is known of how much steps vary."))
