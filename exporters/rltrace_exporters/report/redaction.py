@@ -21,7 +21,7 @@ LEAST_WORD = 4
 _HOME = re.compile(r"/(?:home|Users|users|root)/([^/\s:]+)")
 _PATH = re.compile(r"(?<![\w.])(?:~|\.{1,3})?(?:/[\w.@+%=-]+){2,}/?")
 """A path with at least two parts."""
-_ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
+_ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)")
 """An IPv4 address, as some clusters name their hosts."""
 
 NOT_WORDS = frozenset({"color", "kind", "state"})
