@@ -488,7 +488,7 @@ class _Device:
     def others(self) -> Others | None:
         """Return what the driver says about processes that do not belong to the Recording."""
         hosts = {process.process.host for process in self.processes}
-        ours = {str(process.process.pid) for process in self.seen.processes if process.process.host in hosts}
+        ours = {str(pid) for host in hosts for pid in self.seen.pids[host]}
         held = [
             {pid: size for pid, size in said.items() if size and pid not in ours} for said in self.ledger.held_bytes
         ]

@@ -34,6 +34,7 @@ from rltrace.cli.exec import exec_
 from rltrace.cli.export import export
 from rltrace.cli.ls import ls
 from rltrace.cli.overhead import overhead
+from rltrace.cli.report import report
 from rltrace.cli.run import run
 from rltrace.cli.runs import drop_output
 from rltrace.cli.sql import sql
@@ -114,7 +115,7 @@ def main() -> None:
 
 PURPOSES = {
     "Run": (exec_, run, doctor),
-    "See": (summary, why, view, ls),
+    "See": (summary, why, view, report, ls),
     "Compare": (diff, check, overhead),
     "Data": (sql, export, collect),
 }
