@@ -14,7 +14,7 @@ from rltrace.frames.schema import TABLES
 from rltrace.frames.tables import Tables
 from rltrace.read.recording import Recording
 
-ROWS = 1 << 20
+ROWS = 1 << 17
 """Rows of a row group: so many are held at a time."""
 
 

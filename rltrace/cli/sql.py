@@ -41,11 +41,13 @@ MOST_ROWS = 500
     show_default=True,
     help=f"How rows are printed; a table has the first {MOST_ROWS}.",
 )
+@click.option("--read-files", "reads_files", is_flag=True, help="Let QUERY read files of yours, too: from 'mine.csv'.")
 @steps_ranks_and_time
 @LIMITS_OPTION
 def sql(
     words: tuple[str, ...],
     form: str,
+    reads_files: bool,
     steps: Numbers | None,
     ranks: Numbers | None,
     time: Seconds | None,
@@ -64,7 +66,7 @@ def sql(
     tables = tables_of(open_run(run, limits), Selection(steps, ranks, time))
     from rltrace.frames.database import Database
 
-    with Database(tables) as database:
+    with Database(tables, reads_files=reads_files) as database:
         _PRINTED[form](database.ask(sys.stdin.read() if query == STDIN else query))
         for line in (*database.empty(), *tables.missing()):
             echo(f"rltrace: {line}", err=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -135,6 +135,26 @@ def named_in(expression: Any, names: Iterable[str]) -> list[str]:
     """Return the columns that an expression may name: at least those that it does."""
     words = set(re.findall(r"\w+", str(expression)))
     return [name for name in names if name in words]
+
+
+def may_hold(filter: Any, table: Table, known: Mapping[str, Any]) -> bool:
+    """Return whether an expression may hold for rows of which some columns are known.
+
+    Args:
+        filter: The expression; None holds for all.
+        table: Whose rows they are.
+        known: A column of one row for each of these.
+    """
+    if filter is None or _ASKS_FOR_NOTHING.search(str(filter)):
+        return True
+    # What is not known is null: an expression that is false all the same is false whatever it is.
+    columns = [known.get(field.name, pa.nulls(1, field.type)) for field in schema(table)]
+    is_false: bool = pa.Table.from_arrays(columns, schema=schema(table)).filter(~filter).num_rows == 1
+    return not is_false
+
+
+_ASKS_FOR_NOTHING = re.compile("is_valid|is_null|is_in|if_else|coalesce|case_when|choose")
+"""Functions that are not null where what they are given is."""
 
 
 def rows_of(filter: Any, table: Table, many: int, column: Callable[[str], Any]) -> NDArray[np.int64] | None:

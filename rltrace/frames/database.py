@@ -1,11 +1,13 @@
-"""Asks DuckDB about the tables of a Recording. It reads no file and changes nothing: names in a Recording may be
-anybody's."""
+"""Asks DuckDB about the tables of a Recording. It reads no file unless it is told to, and changes nothing: names in a
+Recording may be anybody's."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +27,12 @@ if TYPE_CHECKING:
 
 _SETTINGS = {
     "temp_directory": "''",
-    "enable_external_access": "false",
     "autoload_known_extensions": "false",
     "autoinstall_known_extensions": "false",
     "python_enable_replacements": "false",
-    "lock_configuration": "true",
 }
+_NO_FILES = {"enable_external_access": "false"}
+_LOCK = {"lock_configuration": "true"}
 
 _ROWS = 1 << 16
 """Rows of a result that are fetched at once."""
@@ -50,8 +52,12 @@ class Answer:
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns."""
-        return list(self._selected.columns)
+        """The names of the columns, each once: `lane` and `lane_1`."""
+        found: dict[str, None] = {}
+        for name in self._selected.columns:
+            numbered = (name if not n else f"{name}_{n}" for n in itertools.count())
+            found[next(one for one in numbered if one not in found)] = None
+        return [*found]
 
     def batches(self) -> Iterator[Any]:
         """Yield the rows as batches of Arrow.
@@ -59,39 +65,51 @@ class Answer:
         Raises:
             QueryError: they cannot be computed.
         """
-        try:
-            for batch in self._selected.to_arrow_reader(_ROWS):
-                yield with_whole_sums(batch)
-        except (duckdb.Error, OSError, pa.ArrowException) as error:
-            raise self._database.said(error, self._query) from None
+        with self._database.wording(self._query):
+            batches = iter(self._database.wait(self._selected.to_arrow_reader, _ROWS))
+            while (batch := self._database.wait(next, batches, None)) is not None:
+                yield _sound(batch, self.columns)
 
     def table(self) -> Any:
         """Return the rows as a table of Arrow; see `batches`."""
-        try:
-            return with_whole_sums(self._selected.to_arrow_table())
-        except (duckdb.Error, OSError, pa.ArrowException) as error:
-            raise self._database.said(error, self._query) from None
+        with self._database.wording(self._query):
+            return _sound(self._database.wait(self._selected.to_arrow_table), self.columns)
 
 
 class Database:
     """The tables of a Recording in DuckDB."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, *, reads_files: bool = False) -> None:
+        """Args:
+        tables: Of the Recording.
+        reads_files: Queries may read files, too.
+        """
         self.rows_read: dict[str, int] = {}
         """How many rows of each table queries have read."""
         self._tables = tables
+        self._worker = ThreadPoolExecutor(1)
         self._connection = duckdb.connect()
         for table in TABLES.values():
             dataset = Streamed(table, partial(self._watched, tables.dataset(table)))
             self._connection.register(table.name, dataset)
-        for name, value in _SETTINGS.items():
+        for name, value in (_SETTINGS | ({} if reads_files else _NO_FILES) | _LOCK).items():
             self._connection.execute(f"set {name} = {value}")
 
     def __enter__(self) -> Database:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._worker.shutdown()
         self._connection.close()
+
+    def wait(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a call returns that may take long; ^C ends it, which DuckDB itself does not see."""
+        called = self._worker.submit(call, *arguments)
+        try:
+            return called.result()
+        except KeyboardInterrupt:
+            self._connection.interrupt()
+            raise
 
     def ask(self, query: str) -> Answer:
         """Ask one query.
@@ -99,15 +117,21 @@ class Database:
         Raises:
             QueryError: it is no query, or names what there is not.
         """
-        try:
+        with self.wording(query):
             statements = self._connection.extract_statements(query)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise QueryError(f"the query is no single SELECT: {' '.join(query.split())!r}; {_tables()}")
             return Answer(self, query, self._connection.sql(statements[0]))
-        except duckdb.Error as error:
-            raise self.said(error, query) from None
 
-    def said(self, error: Exception, query: str) -> QueryError:
+    @contextlib.contextmanager
+    def wording(self, query: str) -> Iterator[None]:
+        """Say in our words what is wrong with a query, while DuckDB is asked."""
+        try:
+            yield
+        except (duckdb.Error, OSError, pa.ArrowException) as error:
+            raise self._said(error, query) from None
+
+    def _said(self, error: Exception, query: str) -> QueryError:
         """Return in one line what is wrong with a query, and what there is."""
         said = str(error)
         if found := _NO_TABLE.search(said):
@@ -117,6 +141,8 @@ class Database:
             named = [table for table in TABLES.values() if table.name in words]
             there = "; ".join(f"{table.name} has {', '.join(table.names())}" for table in named)
             return QueryError(f"no column {found['name'] or found['of_table']}; {there or _tables()}")
+        if isinstance(error, duckdb.PermissionException):
+            return QueryError("a query reads and writes no file; --read-files of `rltrace sql` lets it read yours")
         first = said.partition("\n\nLINE ")[0].partition("\n\tCandidate")[0]
         return QueryError(f"{' '.join(first.split())}; the tables and columns are in docs/sql.md")
 
@@ -134,14 +160,15 @@ class Database:
             yield batch
 
 
-def with_whole_sums(rows: Any) -> Any:
-    """Return rows of which sums of whole numbers are of 64 bits, where they fit, as in all other columns."""
+def _sound(rows: Any, names: list[str]) -> Any:
+    """Return rows with these names, of which sums of whole numbers are of 64 bits, as all others are, where they
+    fit."""
     columns = list(rows.columns)
     for place, field in enumerate(rows.schema):
         if pa.types.is_decimal(field.type) and field.type.scale == 0:
             with contextlib.suppress(pa.ArrowInvalid):
                 columns[place] = rows.column(place).cast(pa.int64())
-    return type(rows).from_arrays(columns, names=rows.schema.names)
+    return type(rows).from_arrays(columns, names=names)
 
 
 def _tables() -> str:

@@ -20,6 +20,9 @@ from rltrace.read import columns
 from rltrace.read.columns import MISSING, NO_LANE, OPEN, Columns
 from rltrace.read.recording import Process, Recording
 
+NO_RANK = -(2**63)
+"""A rank that nobody has."""
+
 Rows = NDArray[np.int64]
 Numbers = NDArray[np.int64]
 
@@ -71,8 +74,8 @@ class Recorded:
         rows_of = _ROWS[table.name]
         for process in self.recording.processes:
             lane = self.lanes[process.key]
-            if is_one(lane):
-                who = _Who(self, process, lane)
+            who = _Who(self, process, lane)
+            if is_one(lane) and arrow.may_hold(filter, table, who.known()):
 
                 def add(kept: _Kept, rows: Columns, who: _Who = who) -> None:
                     kept.add(rows_of(who, rows, kept.passed), table, wanted, filter, len(rows))
@@ -110,6 +113,15 @@ class _Who:
         self.from_start_ns = recorded.time_line.shift_ns(process) - recorded.start_ns
         """What to add to its times to count them from the beginning of the Recording."""
         self._texts = {"process": process.key, "role": process.role, "lane": lane.name}
+
+    def known(self) -> dict[str, Any]:
+        """Return what is known of all its rows, as columns of one row.
+
+        Null stands for what is not known, so a lane without a rank has one that no rank is: a condition on it may seem
+        to hold where it does not, and never the other way round.
+        """
+        texts = {name: arrow.same_text(text, 1) for name, text in self._texts.items()}
+        return texts | {"rank": arrow.same_number(NO_RANK if self.lane.rank is None else self.lane.rank, 1)}
 
     def column(self, name: str, times_ns: Callable[[], Numbers], many: int) -> Any:
         """Return a column that rows of every table have.

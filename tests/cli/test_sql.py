@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,37 @@ def test_part_of_a_run(run: Path) -> None:
     assert json.loads(asked.stdout) == [{"step": 1, "rank": 1}]
     asked = call(run, "select max(start_ns) / 1e9 as at from spans", "--time", ":5", "--format", "json")
     assert json.loads(asked.stdout)[0]["at"] < 5
+
+
+def test_columns_of_one_name(run: Path) -> None:
+    """Two columns of one name are both there, with a number."""
+    query = "select a.step, b.step, 1 as step_1 from steps a join steps b on b.step = a.step + 1"
+    (row,) = json.loads(call(run, query, "--format", "json").stdout)
+    assert row == {"step": 0, "step_1": 1, "step_1_1": 1}
+
+
+def test_files_are_read_if_asked(run: Path, tmp_path: Path) -> None:
+    """With --read-files a query joins with a file; without it, it cannot."""
+    (tmp_path / "mine.csv").write_text("rank,place\n0,left\n1,right\n")
+    query = f"select place, count(*) as n from spans join '{tmp_path}/mine.csv' using (rank) "
+    query += "where name = 'actor.update' group by place order by place"
+    asked = call(run, query, "--read-files", "--format", "json")
+    assert json.loads(asked.stdout) == [{"place": "left", "n": 2}, {"place": "right", "n": 2}]
+    refused = call(run, query)
+    assert refused.exit_code == 2 and "--read-files of `rltrace sql` lets it read yours" in refused.stderr
+
+
+def test_a_query_can_be_stopped(run: Path) -> None:
+    """^C ends a query that would take hours, with the exit code of an interruption."""
+    command = [sys.executable, "-m", "rltrace", "sql", str(run), "-"]
+    asking = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert asking.stdin is not None
+    asking.stdin.write("select count(*) from range(1000000000) a, range(1000000000) b where a.range + b.range = 7")
+    asking.stdin.close()
+    time.sleep(3)  # until it is computed; if that has not begun, it is stopped all the same
+    asking.send_signal(signal.SIGINT)
+    assert asking.wait(30) == 130
+    assert asking.stdout is not None and asking.stdout.read() == ""
 
 
 def test_long_tables_are_cut(tmp_path: Path) -> None:

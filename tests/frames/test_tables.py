@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pandas
+import polars
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from recordings import SECOND, Written, hook, sample, span, two_ranks, two_workers
 
@@ -326,7 +329,6 @@ def test_arrow_pandas_and_polars() -> None:
     """One table is a table of Arrow; pandas and polars make a frame of it."""
     phases = rltrace.open(QWEN).phases()
     assert isinstance(phases, pa.Table)
-    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
     frame = phases.to_pandas()
     assert isinstance(frame, pandas.DataFrame)
     seconds = frame[frame.steady].groupby("phase", observed=True).seconds.sum()
@@ -359,6 +361,42 @@ def test_rows_are_chosen_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -
     assert json.loads(row["args"])["step"] == 2 and made == 1
     tables.sql("select name, count(*) from spans group by name")
     assert made == 1
+
+
+def test_other_processes_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A condition on a rank, a role or a process is judged before its segments are read."""
+    tables = rltrace.open(QWEN)
+    read: list[str] = []
+
+    def counting(process: Process, *rest: Any) -> Any:
+        read.append(process.key)
+        return fold(process, *rest)
+
+    fold = columns.fold
+    _ = tables.sql("select count(step) from spans")  # of the steps
+    monkeypatch.setattr(columns, "fold", counting)
+    of_rank = {row["key"] for row in rows(tables.processes()) if row["lane"] == "rank 2"}
+    read.clear()
+    found = tables.sql("select distinct process from spans where rank = 2 and name <> 'x'")["process"].to_pylist()
+    assert set(found) == set(read) == of_rank and len(read) == len(of_rank) == 2
+    read.clear()
+    either = (pc.field("role") == "driver") | (pc.field("rank") == 1)
+    tables.dataset(TABLES["spans"]).scanner(["name"], either).to_table()
+    assert len(read) == 3
+    read.clear()
+    tables.sql("select * from spans where rank is null or rank <> 1")
+    assert len(read) >= len(tables.recording.processes) - 2
+
+
+def test_a_table_twice_in_a_query(tmp_path: Path) -> None:
+    """Both readings see the same rows, and what is missing is counted once."""
+    run = two_ranks(tmp_path / "run").folder
+    segment = run / "processes" / "worker-0" / "000001.seg"
+    segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-9])
+    tables = rltrace.open(run)
+    query = "select count(*) as n from spans a join spans b using (process, span) where a.start_ns = b.start_ns"
+    assert tables.sql(query)["n"].to_pylist() == [tables.spans().num_rows]
+    assert [*tables.missing()] == ["some of the Recording is missing (1 torn records); `rltrace summary` says more"]
 
 
 WHERE = (
