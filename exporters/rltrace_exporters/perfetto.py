@@ -30,6 +30,8 @@ class Perfetto:
     """The format of ui.perfetto.dev and of `rltrace view`."""
 
     suffix = ".pftrace"
+    is_for_browsers = True
+    """A browser opens its files, so that a large run is exported in part unless a part was chosen."""
 
     def write(self, recording: Recording, out: BinaryIO) -> None:
         """Write every event of a Recording.

@@ -6,19 +6,27 @@ import click
 
 from rltrace.cli.as_json import echo_json
 from rltrace.cli.runs import LIMITS_OPTION, open_run
-from rltrace.cli.selection import steps_and_ranks
+from rltrace.cli.selection import of_figures
 from rltrace.errors import RecordingError
 from rltrace.limits import Limits
-from rltrace.read.selection import Numbers, Selection
+from rltrace.read.selection import Numbers, Seconds, Selection
 
 
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in docs/json.md.")
-@steps_and_ranks
+@of_figures
 @LIMITS_OPTION
-def diff(a: str, b: str, as_json: bool, steps: Numbers | None, ranks: Numbers | None, limits: Limits) -> None:
+def diff(
+    a: str,
+    b: str,
+    as_json: bool,
+    steps: Numbers | None,
+    ranks: Numbers | None,
+    time: Seconds | None,
+    limits: Limits,
+) -> None:
     """Compare run B with run A: seconds by phase, bytes by owner.
 
     It says first whether B is slower by more than noise, and which findings changed. Then it shows which versions and
@@ -30,8 +38,8 @@ def diff(a: str, b: str, as_json: bool, steps: Numbers | None, ranks: Numbers | 
     from rltrace.analysis.selected import selected
     from rltrace.analysis.summary import analyse
 
-    selection = Selection(steps, ranks)
-    run_a, run_b = (selected(open_run(run, limits), selection) for run in (a, b))
+    selection = Selection(steps, ranks, time)
+    run_a, run_b = (selected(open_run(run, limits), selection, whole_steps=True) for run in (a, b))
     made = run_a.manifest, run_b.manifest
     read_a, read_b = analyse(run_a), analyse(run_b)
     found = difference(

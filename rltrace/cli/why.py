@@ -6,17 +6,24 @@ import click
 
 from rltrace.cli.as_json import echo_json
 from rltrace.cli.runs import LIMITS_OPTION, open_run
-from rltrace.cli.selection import steps_and_ranks
+from rltrace.cli.selection import of_figures
 from rltrace.limits import Limits
-from rltrace.read.selection import Numbers, Selection
+from rltrace.read.selection import Numbers, Seconds, Selection
 
 
 @click.command()
 @click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in docs/json.md.")
-@steps_and_ranks
+@of_figures
 @LIMITS_OPTION
-def why(run: str | None, as_json: bool, steps: Numbers | None, ranks: Numbers | None, limits: Limits) -> None:
+def why(
+    run: str | None,
+    as_json: bool,
+    steps: Numbers | None,
+    ranks: Numbers | None,
+    time: Seconds | None,
+    limits: Limits,
+) -> None:
     """Say what bounds a step of RUN, and what to change.
 
     What costs the most seconds of a step comes first. Each finding says what it rests on, the interval of its price,
@@ -27,7 +34,8 @@ def why(run: str | None, as_json: bool, steps: Numbers | None, ranks: Numbers | 
     from rltrace.analysis.selected import selected
     from rltrace.analysis.summary import analyse
 
-    found = judged(analyse(selected(open_run(run, limits), Selection(steps, ranks))))
+    part = selected(open_run(run, limits), Selection(steps, ranks, time), whole_steps=True)
+    found = judged(analyse(part))
     if as_json:
         echo_json(found)
         return
