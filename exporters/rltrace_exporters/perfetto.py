@@ -201,8 +201,9 @@ class _Trace:
     def flush(self) -> None:
         """Write what was appended as one block."""
         if self.packets:
-            self.digest.update(self.packets)
-            self.out.write(data(1, data(50, zlib.compress(self.packets, 1))))
+            block = zlib.compress(self.packets, 1)
+            self.digest.update(block)
+            self.out.write(data(1, data(50, block)))
             self.packets.clear()
 
     def end(self) -> None:

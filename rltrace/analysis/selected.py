@@ -9,6 +9,7 @@ from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.lanes import lanes
 from rltrace.analysis.step_times import StepTime, step_times
 from rltrace.errors import SelectionError
+from rltrace.events import SAMPLER
 from rltrace.read.gate import MOST_NS
 from rltrace.read.recording import Process, Recording
 from rltrace.read.selection import ALL, Numbers, Seconds, Selection, numbers, written
@@ -21,7 +22,7 @@ def selected(recording: Recording, selection: Selection, *, whole_steps: bool = 
     """Return the part of a Recording that was asked for, or the Recording itself if that is all of it.
 
     Whole spans that overlap the part are in it. Processes without a rank, such as the driver, are in it whichever ranks
-    were chosen.
+    were chosen, but for samplers of hosts on which other ranks are and none of these.
 
     Args:
         recording: The whole.
@@ -94,7 +95,16 @@ def _of_ranks(recording: Recording, numbers: Numbers) -> list[Process]:
         there = f"the run has ranks {written(existing)}" if existing else "the run has no ranks"
         raise SelectionError(f"{recording.path}: --ranks {missing}: no such rank; {there}")
     ranks = {process.key: on_lane[process.key].rank for process in recording.processes}
-    return [process for process in recording.processes if ranks[process.key] is None or numbers.has(ranks[process.key])]
+    of_ranks = [process for process in recording.processes if ranks[process.key] is not None]
+    elsewhere = {process.host for process in of_ranks} - {
+        process.host for process in of_ranks if numbers.has(ranks[process.key])
+    }
+    return [
+        process
+        for process in recording.processes
+        if numbers.has(ranks[process.key])
+        or (ranks[process.key] is None and not (process.role == SAMPLER and process.host in elsewhere))
+    ]
 
 
 def _window(recording: Recording, time: Seconds) -> tuple[int, int]:

@@ -89,6 +89,17 @@ def test_chosen_ranks_are_the_only_ones(tmp_path: Path) -> None:
     assert [memory["rank"] for memory in found["memory"]] == [1]
 
 
+def test_samplers_are_those_of_chosen_ranks(tmp_path: Path) -> None:
+    """A sampler of a host on which other ranks are is left out; one that shares a host with no rank is not."""
+    written = Written(tmp_path / "run").process("d", span("step", 0, 9, step=0), role="driver", host="a", ended_s=9)
+    for rank, host in enumerate(("a", "b")):
+        written.process(f"w{rank}", span("reward", 1, 2), role="worker", rank=rank, host=host, ended_s=9)
+    for host in ("a", "b", "c"):
+        written.process(f"s{host}", role="sampler", host=host, ended_s=9)
+    found = figures("summary", written.folder, "--ranks", "1")
+    assert {process["key"] for process in found["processes"]} == {"d", "w1", "sb", "sc"}
+
+
 def test_unnumbered_steps_keep_their_place(tmp_path: Path) -> None:
     """Steps without a number keep their place."""
     run = Written(tmp_path / "run")
