@@ -11,11 +11,11 @@ help:  ## Show what can be made
 $(VENV)/run.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch  # first: the constraint picks its build before another package can ask for a larger one
-	$(PIP) --editable '.[run,view,pictures]'
+	$(PIP) --editable '.[run,view,pictures,report]'
 	@touch $@
 
 $(VENV)/dev.done: $(VENV)/run.done
-	$(PIP) --editable '.[run,view,pictures,dev,docs]'
+	$(PIP) --editable '.[run,view,pictures,report,dev,docs]'
 	@touch $@
 
 .PHONY: run
@@ -78,6 +78,7 @@ digests: $(VENV)/dev.done  ## Write rltrace/hooks/digests.json anew, from the so
 .PHONY: docs
 docs: $(VENV)/dev.done  ## Build the documentation in site/, and check its links
 	$(BIN)/python docs/json_keys.py
+	$(BIN)/python docs/sql_tables.py
 	$(BIN)/python docs/support.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

@@ -21,13 +21,9 @@ from rltrace.analysis.ledger import FREE, UNACCOUNTED, edge_ledger
 from rltrace.analysis.looks import DRIVER_RESERVED
 from rltrace.analysis.observations import Samples, Seen
 from rltrace.analysis.used_memory import SAMPLED_RESERVED, SAMPLED_USED, sampled_points
-from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, Span, owner_of_counter, subjects
+from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, USED, Span, owner_of_counter, subjects
 from rltrace.read.gate import MOST_BYTES
 from rltrace.read.recording import Process
-
-USED = "used_bytes"
-"""The total of a device, by whoever looked: a process of the run, or the sampler of its host. No sum: who read it last
-is right."""
 
 OWNED = "owned_bytes"
 """The total as the owners count it: without `free` and without `unaccounted`."""

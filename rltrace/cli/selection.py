@@ -53,6 +53,11 @@ def of_figures(command: Command) -> Command:
     return _STEPS(_RANKS(_TIME_OF_STEPS(command)))
 
 
+def of_tables(command: Command) -> Command:
+    """Add the options of a command that has figures and events side by side; it gets `steps`, `ranks` and `time`."""
+    return _STEPS(_RANKS(_TIME(command)))
+
+
 def of_events(command: Command) -> Command:
     """Add the options of a command that shows events; it gets `depth` too."""
     return _STEPS(_RANKS(_TIME(_DEPTH(command))))

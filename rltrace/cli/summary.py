@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rltrace.cli.as_json import echo_json
-from rltrace.cli.runs import LIMITS_OPTION, open_run
+from rltrace.cli.runs import LIMITS_OPTION, figures_of, open_run
 from rltrace.cli.selection import of_figures
 from rltrace.limits import Limits
 from rltrace.read.selection import Numbers, Seconds, Selection
@@ -33,17 +33,14 @@ def summary(
     of it, by default the newest in ./rltrace-runs; the run may be over, still running, or dead.
     """
     from rltrace.analysis.folding import for_programs
-    from rltrace.analysis.selected import selected
-    from rltrace.analysis.summary import analyse
     from rltrace.host.garbage_collector import without_collection
 
     with without_collection():
         selection = Selection(steps, ranks, time)
-        found = analyse(selected(open_run(run, limits), selection, whole_steps=True))
+        found = figures_of(open_run(run, limits), selection)
         if as_json:
             echo_json(for_programs(found.summary, selection))
             return
-        from rltrace.analysis.findings import why
         from rltrace.cli.tables import console, show
 
-        show(found.summary, console(), whole=whole, why=why(found), selection=selection)
+        show(found.summary, console(), whole=whole, why=found.why, selection=selection)

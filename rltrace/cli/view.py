@@ -48,10 +48,8 @@ def view(
     from rltrace.read import perfetto_ui
 
     whole = open_run(run, limits)
-    selection = Selection(steps, ranks, time, depth)
-    if selection == ALL:
-        selection = what_opens(whole)
-    recording = selected(whole, selection)
+    asked = Selection(steps, ranks, time, depth)
+    recording = selected(whole, what_opens(whole) if asked == ALL else asked)
 
     ui = None if online else perfetto_ui.find_ui()
     with tempfile.TemporaryDirectory(prefix="rltrace-view-") as folder:
@@ -60,7 +58,7 @@ def view(
         if ui is None:
             server = perfetto_ui.serve_launcher(trace, port)
         else:
-            shown = first_look(whole, selection)
+            shown = first_look(recording) if asked == ALL else first_look(whole, asked)
             commands = perfetto_ui.startup_commands(recording.processes)
             server = perfetto_ui.serve(trace, ui, port, commands, shown)
         forward = perfetto_ui.port_forward(server, os.environ)

@@ -59,6 +59,7 @@ from rltrace.cli.tables.phases import (
 from rltrace.cli.tables.problems import clock_lines, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.requests import request_line, request_table
+from rltrace.cli.tables.rollout import rollout_line, rollout_table
 from rltrace.cli.tables.spans import FEW, MOST_OPEN, collection_line, hook_span_table, open_span_table, own_span_table
 from rltrace.cli.tables.steps import by_lane, of_processes, process_table, step_line, step_table
 from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
@@ -163,6 +164,8 @@ def _lines(summary: Summary) -> Iterator[RenderableType]:
         yield gpu_work_line(summary.gpu_work)
     if summary.weight_sync:
         yield sync_line(in_steady(summary.weight_sync, summary.steady))
+    if (line := rollout_line(summary)) is not None:
+        yield line
     if (line := request_line(summary.requests)) is not None:
         yield line
     if (line := collection_line(summary)) is not None:
@@ -253,6 +256,12 @@ def _gpu_work(summary: Summary, **_: bool) -> Iterator[RenderableType]:
 def _weight_sync(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     if summary.weight_sync:
         yield sync_table(in_steady(summary.weight_sync, summary.steady))
+
+
+def _rollout(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if (found := summary.rollout) is not None:
+        are_steady = summary.steady is not None and bool(found.steps)
+        yield rollout_table(found, steady_words(summary.steady) if are_steady and summary.steady else "")
 
 
 def _requests(summary: Summary, **_: bool) -> Iterator[RenderableType]:
@@ -364,7 +373,8 @@ SECTIONS = (
     Section("automatic spans", _automatic_spans, ALL, lambda summary: summary.hook_spans),
     Section("GPU work", _gpu_work, ALL, lambda summary: summary.gpu_work or summary.gpu_work_missed),
     Section("weight sync", _weight_sync, ALL, lambda summary: summary.weight_sync),
-    Section("requests", _requests, ALL, lambda summary: any(_with_stages(summary))),
+    Section("rollout", _rollout, ALL, lambda summary: summary.rollout),
+    Section("", _requests, ALL),
     Section("", _folded, ALL, is_folded=True),
     Section("memory", _memory, ALL, lambda summary: summary.memory, is_folded=True),
     Section("every allocation", _allocations, ALL, lambda summary: summary.allocations),

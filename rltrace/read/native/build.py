@@ -1,5 +1,5 @@
-"""Compiles the native decoder and encoder into a library beside their sources. It imports nothing of rltrace, because
-wheels are built with it too."""
+"""Compiles the native decoder, the encoder and arithmetic of intervals into a library beside their sources. It imports
+nothing of rltrace, because wheels are built with it too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import zlib
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-SOURCES = (FOLDER / "decoder.c", FOLDER / "packets.c")
+SOURCES = (FOLDER / "decoder.c", FOLDER / "packets.c", FOLDER / "intervals.c")
 HEADERS = (FOLDER / "arrays.h", FOLDER / "msgpack.h", FOLDER / "texts.h")
 LIBRARY = FOLDER / "decoder.so"
 FLAGS = ("-std=c99", "-O2", "-shared", "-fPIC", "-fvisibility=hidden")
