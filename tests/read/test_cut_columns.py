@@ -68,7 +68,7 @@ windows = st.lists(st.integers(0, 60), min_size=2, max_size=6, unique=True).map(
 )
 
 
-@settings(ways, max_examples=150)
+@settings(ways, max_examples=60)
 @given(segments(), windows, st.integers(1, 20))
 def test_parts_of_anything(contents: list[bytes], cut: tuple[tuple[int, int], ...], rows: int) -> None:
     """However few rows are made at a time, what holds when a window begins is there."""
