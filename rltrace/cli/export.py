@@ -33,7 +33,12 @@ EXTRAS = {"parquet": "sql", "memory": "pictures"}
 
 
 class Exporter(Protocol):
-    """A format. One of several files has `write_folder(recording, folder)` in place of `write`."""
+    """A format. One of several files has `write_folder(recording, folder)` in place of `write`.
+
+    It may say of itself that it is always of the whole Recording (`writes_parts = False`), that it has no spans
+    (`shows_spans = False`), or that a browser opens its files, so that a large run is exported in part unless the user
+    chose one (`is_for_browsers = True`).
+    """
 
     suffix: str
     """End of its files' names; a format with several kinds of file has `suffixes` too."""
