@@ -83,6 +83,8 @@ LOADS = {
     "rltrace.instrument": {"msgspec"},
     "rltrace.read": {"msgspec", "msgpack"},
     "rltrace.read.columns": {"msgpack", "numpy"},
+    "rltrace.read.cut_columns": {"msgpack", "numpy"},
+    "rltrace.read.depth": {"msgpack", "numpy"},
     "rltrace.read.native": {"numpy"},
     "rltrace.analysis": {"msgspec", "numpy"},
     "rltrace.frames": {"msgspec", "numpy", "pyarrow"},

@@ -17,6 +17,7 @@ class Memory:
 
     suffix = ".html"
     suffixes = (".html", ".svg", ".png")
+    shows_spans = False
 
     def __init__(self, suffix: str = ".html") -> None:
         self._suffix = suffix

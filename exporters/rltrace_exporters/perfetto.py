@@ -30,6 +30,8 @@ class Perfetto:
     """The format of ui.perfetto.dev and of `rltrace view`."""
 
     suffix = ".pftrace"
+    is_for_browsers = True
+    """A browser opens its files, so that a large run is exported in part unless a part was chosen."""
 
     def write(self, recording: Recording, out: BinaryIO) -> None:
         """Write every event of a Recording.
@@ -199,8 +201,9 @@ class _Trace:
     def flush(self) -> None:
         """Write what was appended as one block."""
         if self.packets:
-            self.digest.update(self.packets)
-            self.out.write(data(1, data(50, zlib.compress(self.packets, 1))))
+            block = zlib.compress(self.packets, 1)
+            self.digest.update(block)
+            self.out.write(data(1, data(50, block)))
             self.packets.clear()
 
     def end(self) -> None:

@@ -44,7 +44,7 @@ def figures(recording: Recording, selection: Selection = ALL) -> Figures:
     """Return the figures of a Recording, or of a part: those that were kept, if it has not changed since."""
     with without_collection():
         is_kept = selection == ALL and plugins.findings() == plugins.FINDINGS  # nobody knows when others' code changes
-        return _kept(recording) if is_kept else _made(selected(recording, selection))
+        return _kept(recording) if is_kept else _made(selected(recording, selection, whole_steps=True))
 
 
 def _made(recording: Recording, damaged: list[str] | None = None) -> Figures:

@@ -9,28 +9,38 @@ from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.lanes import lanes
 from rltrace.analysis.step_times import StepTime, step_times
 from rltrace.errors import SelectionError
+from rltrace.events import SAMPLER
 from rltrace.read.gate import MOST_NS
 from rltrace.read.recording import Process, Recording
-from rltrace.read.selection import ALL, Numbers, Seconds, Selection, written
+from rltrace.read.selection import ALL, Numbers, Seconds, Selection, numbers, written
 from rltrace.read.window import Cut, Windows
 
 _ALWAYS: Windows = ((0, MOST_NS),)
 
 
-def selected(recording: Recording, selection: Selection) -> Recording:
+def selected(recording: Recording, selection: Selection, *, whole_steps: bool = False) -> Recording:
     """Return the part of a Recording that was asked for, or the Recording itself if that is all of it.
 
     Whole spans that overlap the part are in it. Processes without a rank, such as the driver, are in it whichever ranks
-    were chosen.
+    were chosen, but for samplers of hosts on which other ranks are and none of these.
+
+    Args:
+        recording: The whole.
+        selection: What was asked for.
+        whole_steps: Steps that overlap the chosen time are in the part as a whole, with all that happened in them: of
+            a part of a step no figure can be made.
 
     Raises:
         SelectionError: there is no such step, rank or time; the message says which there are.
     """
     if selection == ALL:
         return recording
+    if whole_steps and selection.time is not None:
+        selection = _whole_steps(recording, selection, selection.time)
     processes = recording.processes if selection.ranks is None else _of_ranks(recording, selection.ranks)
     if selection.steps is None and selection.time is None:
-        return recording.part({process.key: Cut() for process in processes}, steps_are_chosen=False)
+        cuts = {process.key: Cut(depth=selection.depth) for process in processes}
+        return recording.part(cuts, steps_are_chosen=False)
     steps = [] if selection.steps is None else step_times(recording)
     chosen = [] if selection.steps is None else chosen_steps(recording, steps, selection.steps)
     limits = _ALWAYS if selection.time is None else (_window(recording, selection.time),)
@@ -39,7 +49,8 @@ def selected(recording: Recording, selection: Selection) -> Recording:
     for process in processes:
         windows = _cut(_ALWAYS if selection.steps is None else _windows_of(process, chosen), limits)
         if windows:
-            cuts[process.key] = _own(process, windows, steps, time_line.shift_ns(process))
+            own = _own(process, windows, steps, time_line.shift_ns(process))
+            cuts[process.key] = own._replace(depth=selection.depth)
     if not cuts:
         raise SelectionError(f"--steps {selection.steps} and --time {selection.time} do not overlap")
     return recording.part(cuts, steps_are_chosen=selection.steps is not None)
@@ -59,6 +70,22 @@ def chosen_steps(recording: Recording, steps: Sequence[StepTime], numbers: Numbe
     return [step for step in steps if numbers.has(step.number)]
 
 
+def _whole_steps(recording: Recording, selection: Selection, time: Seconds) -> Selection:
+    """Return a selection of the steps that overlap a time, in place of the time; of a run without steps the same."""
+    steps = step_times(recording)
+    if not steps:
+        return selection
+    begin_ns, end_ns = _window(recording, time)
+    in_time = [
+        step.number for step in steps if step.start_ns < end_ns and (step.end_ns is None or begin_ns < step.end_ns)
+    ]
+    if selection.steps is not None:
+        in_time = [number for number in in_time if selection.steps.has(number)]
+    if not in_time:
+        raise SelectionError(f"{recording.path}: --time {time}: no chosen step is in that time")
+    return selection._replace(steps=numbers(written(in_time)), time=None)
+
+
 def _of_ranks(recording: Recording, numbers: Numbers) -> list[Process]:
     """Choose processes by their lane: an engine that does not say its rank is on its device's lane."""
     on_lane = lanes(recording.processes)
@@ -68,7 +95,16 @@ def _of_ranks(recording: Recording, numbers: Numbers) -> list[Process]:
         there = f"the run has ranks {written(existing)}" if existing else "the run has no ranks"
         raise SelectionError(f"{recording.path}: --ranks {missing}: no such rank; {there}")
     ranks = {process.key: on_lane[process.key].rank for process in recording.processes}
-    return [process for process in recording.processes if ranks[process.key] is None or numbers.has(ranks[process.key])]
+    of_ranks = [process for process in recording.processes if ranks[process.key] is not None]
+    elsewhere = {process.host for process in of_ranks} - {
+        process.host for process in of_ranks if numbers.has(ranks[process.key])
+    }
+    return [
+        process
+        for process in recording.processes
+        if numbers.has(ranks[process.key])
+        or (ranks[process.key] is None and not (process.role == SAMPLER and process.host in elsewhere))
+    ]
 
 
 def _window(recording: Recording, time: Seconds) -> tuple[int, int]:

@@ -11,11 +11,11 @@ import click
 from rltrace.cli.as_json import echo_json
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import LIMITS_OPTION, figures_of, open_run
-from rltrace.cli.selection import steps_and_ranks
+from rltrace.cli.selection import of_figures
 from rltrace.errors import OutputError
 from rltrace.limits import Limits
 from rltrace.read.recording import Recording
-from rltrace.read.selection import Numbers, Selection
+from rltrace.read.selection import Numbers, Seconds, Selection
 
 if TYPE_CHECKING:
     from rltrace.analysis.measures import Judged
@@ -36,7 +36,7 @@ ON_GITHUB = "GITHUB_ACTIONS"
 @click.option("--junit", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write JUnit XML too.")
 @click.option("--github", is_flag=True, help="Print annotations; by itself in a runner of GitHub.")
 @click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in docs/json.md.")
-@steps_and_ranks
+@of_figures
 @LIMITS_OPTION
 def check(
     run: str | None,
@@ -49,6 +49,7 @@ def check(
     as_json: bool,
     steps: Numbers | None,
     ranks: Numbers | None,
+    time: Seconds | None,
     limits: Limits,
 ) -> int:
     """Check that RUN keeps to limits, and to another run.
@@ -63,7 +64,7 @@ def check(
     from rltrace.cli.reports import as_junit, for_github
 
     wanted = limits_of(budget, most, baseline, fail_over)
-    selection = Selection(steps, ranks)
+    selection = Selection(steps, ranks, time)
     other = None if wanted.baseline is None else judged(open_run(wanted.baseline, limits), selection)
     found = checked(judged(open_run(run, limits), selection), wanted, other)
     if junit is not None:

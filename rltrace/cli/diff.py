@@ -7,10 +7,10 @@ import click
 from rltrace.cli.as_json import echo_json
 from rltrace.cli.report import COMPARISON, SHARE_OPTION, made_by, write_page
 from rltrace.cli.runs import LIMITS_OPTION, figures_of, open_run
-from rltrace.cli.selection import steps_and_ranks
+from rltrace.cli.selection import of_figures
 from rltrace.errors import RecordingError
 from rltrace.limits import Limits
-from rltrace.read.selection import Numbers, Selection
+from rltrace.read.selection import Numbers, Seconds, Selection
 
 
 @click.command()
@@ -20,7 +20,7 @@ from rltrace.read.selection import Numbers, Selection
 @click.option("-o", "--output", metavar="FILE", help="Write a page of both instead, as `rltrace report` does of one.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @SHARE_OPTION
-@steps_and_ranks
+@of_figures
 @LIMITS_OPTION
 def diff(
     a: str,
@@ -31,6 +31,7 @@ def diff(
     is_shared: bool,
     steps: Numbers | None,
     ranks: Numbers | None,
+    time: Seconds | None,
     limits: Limits,
 ) -> None:
     """Compare run B with run A: seconds by phase, bytes by owner.
@@ -42,14 +43,14 @@ def diff(
     from rltrace.analysis.difference import difference, same_program, settings
     from rltrace.analysis.selected import selected
 
-    selection = Selection(steps, ranks)
+    selection = Selection(steps, ranks, time)
     if output is None and (force or is_shared):
         raise click.UsageError("--force and --share are about a page; name its file with -o page.html")
     run_a, run_b = (open_run(run, limits) for run in (a, b))
     if output is not None:
         if as_json:
             raise click.UsageError("--json and -o exclude each other: one is for programs, the other a page")
-        chosen_a, chosen_b = (selected(run, selection) for run in (run_a, run_b))
+        chosen_a, chosen_b = (selected(run, selection, whole_steps=True) for run in (run_a, run_b))
         write_page(made_by(COMPARISON)(chosen_a, is_shared=is_shared), chosen_b, output, force=force)
         return
     made = run_a.manifest, run_b.manifest

@@ -14,7 +14,7 @@ import click
 from rltrace import plugins
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import LIMITS_OPTION, open_run
-from rltrace.cli.selection import steps_ranks_and_time
+from rltrace.cli.selection import of_events
 from rltrace.errors import MissingExtraError, OutputError
 from rltrace.limits import Limits
 from rltrace.read.selection import ALL, Numbers, Seconds, Selection
@@ -33,7 +33,12 @@ EXTRAS = {"parquet": "sql", "memory": "pictures"}
 
 
 class Exporter(Protocol):
-    """A format. One of several files has `write_folder(recording, folder)` in place of `write`."""
+    """A format. One of several files has `write_folder(recording, folder)` in place of `write`.
+
+    It may say of itself that it is always of the whole Recording (`writes_parts = False`), that it has no spans
+    (`shows_spans = False`), or that a browser opens its files, so that a large run is exported in part unless the user
+    chose one (`is_for_browsers = True`).
+    """
 
     suffix: str
     """End of its files' names; a format with several kinds of file has `suffixes` too."""
@@ -57,7 +62,7 @@ class Exporter(Protocol):
     help="File to write; - for standard output.  [default: RUN's name and the format's ending, in this folder]",
 )
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
-@steps_ranks_and_time
+@of_events
 @LIMITS_OPTION
 def export(
     run: str | None,
@@ -67,6 +72,7 @@ def export(
     steps: Numbers | None,
     ranks: Numbers | None,
     time: Seconds | None,
+    depth: int | None,
     limits: Limits,
 ) -> None:
     """Write RUN as a file that other programs read.
@@ -78,11 +84,16 @@ def export(
     """
     from rltrace.analysis.selected import selected
 
-    selection = Selection(steps, ranks, time)
+    selection = Selection(steps, ranks, time, depth)
     exporter = _by_suffix(output) if name is None and output is not None else load_exporter(name or DEFAULT)
     if selection != ALL and not getattr(exporter, "writes_parts", True):
-        raise click.UsageError("this format holds the whole Recording; leave out --steps, --ranks and --time")
-    recording = selected(open_run(run, limits), selection)
+        raise click.UsageError("this format holds the whole Recording; leave out --steps, --ranks, --time and --depth")
+    if depth is not None and not getattr(exporter, "shows_spans", True):
+        raise click.UsageError("this format has no spans; leave out --depth")
+    whole = open_run(run, limits)
+    if selection == ALL and getattr(exporter, "is_for_browsers", False):
+        selection = what_opens(whole)
+    recording = selected(whole, selection)
     output = f"{recording.name}{exporter.suffix}" if output is None else output
     if hasattr(exporter, "for_file"):  # a format of several kinds of file
         exporter = exporter.for_file(output)
@@ -94,6 +105,27 @@ def export(
         return
     write_whole(exporter, recording, Path(output), force=force)
     echo(f"{output}  {Path(output).stat().st_size:,} bytes", err=True)
+
+
+def what_opens(whole: Recording) -> Selection:
+    """Return what of a run a browser opens, and say what that leaves out, if it is not all."""
+    from rltrace.analysis.browsable import MOST_RECORDS, browsable
+
+    part = browsable(whole)
+    if part is None:
+        return ALL
+    kept = []
+    if part.ranks is not None:
+        slowest = "" if part.slowest is None else f", rank {part.slowest} among them, which is furthest from the others"
+        kept.append(f"{part.ranks[0]} of {part.ranks[1]:,} ranks{slowest}: --ranks {part.selection.ranks}")
+    if part.steps is not None:
+        kept.append(f"{part.steps[0]} of {part.steps[1]:,} steps: --steps {part.selection.steps}")
+    echo(
+        f"rltrace: a browser opens some {MOST_RECORDS // 10**6} M records, and this run has {part.records / 1e6:,.0f} "
+        f"M, so this is {'; '.join(kept)}. Choose others with --ranks, --steps or --time, or fewer spans with --depth.",
+        err=True,
+    )
+    return part.selection
 
 
 def load_exporter(name: str) -> Exporter:

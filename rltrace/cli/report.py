@@ -11,11 +11,11 @@ from rltrace import plugins
 from rltrace.cli.echo import echo
 from rltrace.cli.export import write_whole
 from rltrace.cli.runs import LIMITS_OPTION, open_run
-from rltrace.cli.selection import steps_and_ranks
+from rltrace.cli.selection import of_figures
 from rltrace.errors import MissingExtraError
 from rltrace.limits import Limits
 from rltrace.read.recording import Recording
-from rltrace.read.selection import ALL, Numbers, Selection
+from rltrace.read.selection import ALL, Numbers, Seconds, Selection
 
 REPORT = "rltrace_exporters.report.writing:Report"
 COMPARISON = "rltrace_exporters.report.writing:Comparison"
@@ -30,7 +30,7 @@ SHARE_OPTION = click.option(
 @click.option("-o", "--output", metavar="FILE", help="File to write.  [default: RUN's name and .html, in this folder]")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @SHARE_OPTION
-@steps_and_ranks
+@of_figures
 @LIMITS_OPTION
 def report(
     run: str | None,
@@ -39,6 +39,7 @@ def report(
     is_shared: bool,
     steps: Numbers | None,
     ranks: Numbers | None,
+    time: Seconds | None,
     limits: Limits,
 ) -> None:
     """Write RUN as one page for a browser.
@@ -50,8 +51,8 @@ def report(
     """
     from rltrace.analysis.selected import selected
 
-    selection = Selection(steps, ranks)
-    recording = selected(open_run(run, limits), selection)
+    selection = Selection(steps, ranks, time)
+    recording = selected(open_run(run, limits), selection, whole_steps=True)
     page = made_by(REPORT)(is_shared=is_shared, is_part=selection != ALL)
     write_page(page, recording, output, force=force)
     for why in page.damaged:

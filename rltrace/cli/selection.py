@@ -1,4 +1,4 @@
-"""`--steps`, `--ranks` and `--time`: the options by which every reader selects a part of a run."""
+"""`--steps`, `--ranks`, `--time` and `--depth`: the options by which every reader selects a part of a run."""
 
 from __future__ import annotations
 
@@ -37,13 +37,27 @@ _RANKS = click.option("--ranks", type=RANKS, metavar="RANKS", help="Only these r
 _TIME = click.option(
     "--time", type=TIME, metavar="A:B", help="Only from second A to second B of the run; A: and :B work too."
 )
+_TIME_OF_STEPS = click.option(
+    "--time", type=TIME, metavar="A:B", help="Only the steps between second A and second B of the run, as a whole."
+)
+_DEPTH = click.option(
+    "--depth",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Only spans inside of fewer than N others of their thread; steps and phases always.",
+)
 
 
-def steps_and_ranks(command: Command) -> Command:
-    """Add the options of a command that computes figures; it gets `steps` and `ranks`."""
-    return _STEPS(_RANKS(command))
+def of_figures(command: Command) -> Command:
+    """Add the options of a command that computes figures; it gets `steps`, `ranks` and `time`."""
+    return _STEPS(_RANKS(_TIME_OF_STEPS(command)))
 
 
-def steps_ranks_and_time(command: Command) -> Command:
-    """Add the options of a command that shows events; it gets `time` too."""
+def of_tables(command: Command) -> Command:
+    """Add the options of a command that has figures and events side by side; it gets `steps`, `ranks` and `time`."""
     return _STEPS(_RANKS(_TIME(command)))
+
+
+def of_events(command: Command) -> Command:
+    """Add the options of a command that shows events; it gets `depth` too."""
+    return _STEPS(_RANKS(_TIME(_DEPTH(command))))

@@ -13,7 +13,7 @@ import click
 
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import LIMITS_OPTION, open_run
-from rltrace.cli.selection import steps_ranks_and_time
+from rltrace.cli.selection import of_tables
 from rltrace.host.control_characters import in_json, visible
 from rltrace.limits import Limits
 from rltrace.read.selection import Numbers, Seconds, Selection
@@ -42,7 +42,7 @@ MOST_ROWS = 500
     help=f"How rows are printed; a table has the first {MOST_ROWS}.",
 )
 @click.option("--read-files", "reads_files", is_flag=True, help="Let QUERY read files of yours, too: from 'mine.csv'.")
-@steps_ranks_and_time
+@of_tables
 @LIMITS_OPTION
 def sql(
     words: tuple[str, ...],

@@ -6,19 +6,25 @@ import click
 
 from rltrace.cli.as_json import echo_json
 from rltrace.cli.runs import LIMITS_OPTION, figures_of, open_run
-from rltrace.cli.selection import steps_and_ranks
+from rltrace.cli.selection import of_figures
 from rltrace.limits import Limits
-from rltrace.read.selection import Numbers, Selection
+from rltrace.read.selection import Numbers, Seconds, Selection
 
 
 @click.command()
 @click.argument("run", required=False)
 @click.option("--all", "whole", is_flag=True, help="Every rank, step and hook, the start-up and the host too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in docs/json.md.")
-@steps_and_ranks
+@of_figures
 @LIMITS_OPTION
 def summary(
-    run: str | None, whole: bool, as_json: bool, steps: Numbers | None, ranks: Numbers | None, limits: Limits
+    run: str | None,
+    whole: bool,
+    as_json: bool,
+    steps: Numbers | None,
+    ranks: Numbers | None,
+    time: Seconds | None,
+    limits: Limits,
 ) -> None:
     """Show RUN in figures.
 
@@ -30,7 +36,7 @@ def summary(
     from rltrace.host.garbage_collector import without_collection
 
     with without_collection():
-        selection = Selection(steps, ranks)
+        selection = Selection(steps, ranks, time)
         found = figures_of(open_run(run, limits), selection)
         if as_json:
             echo_json(for_programs(found.summary, selection))

@@ -12,11 +12,11 @@ from pathlib import Path
 import click
 
 from rltrace.cli.echo import echo
-from rltrace.cli.export import load_exporter, write_whole
+from rltrace.cli.export import load_exporter, what_opens, write_whole
 from rltrace.cli.runs import LIMITS_OPTION, open_run
-from rltrace.cli.selection import steps_ranks_and_time
+from rltrace.cli.selection import of_events
 from rltrace.limits import Limits
-from rltrace.read.selection import Numbers, Seconds, Selection
+from rltrace.read.selection import ALL, Numbers, Seconds, Selection
 
 
 @click.command()
@@ -24,7 +24,7 @@ from rltrace.read.selection import Numbers, Seconds, Selection
 @click.option("--no-open", is_flag=True, help="Print the address and open no browser.")
 @click.option("--online", is_flag=True, help="Use the public UI at ui.perfetto.dev; the trace stays in your browser.")
 @click.option("--port", type=int, default=0, show_default="any that is free", help="Port of the loopback interface.")
-@steps_ranks_and_time
+@of_events
 @LIMITS_OPTION
 def view(
     run: str | None,
@@ -34,6 +34,7 @@ def view(
     steps: Numbers | None,
     ranks: Numbers | None,
     time: Seconds | None,
+    depth: int | None,
     limits: Limits,
 ) -> None:
     """Show RUN's timeline in the browser.
@@ -46,9 +47,9 @@ def view(
     from rltrace.analysis.selected import selected
     from rltrace.read import perfetto_ui
 
-    selection = Selection(steps, ranks, time)
     whole = open_run(run, limits)
-    recording = selected(whole, selection)
+    asked = Selection(steps, ranks, time, depth)
+    recording = selected(whole, what_opens(whole) if asked == ALL else asked)
 
     ui = None if online else perfetto_ui.find_ui()
     with tempfile.TemporaryDirectory(prefix="rltrace-view-") as folder:
@@ -57,7 +58,7 @@ def view(
         if ui is None:
             server = perfetto_ui.serve_launcher(trace, port)
         else:
-            shown = first_look(whole, selection)
+            shown = first_look(recording) if asked == ALL else first_look(whole, asked)
             commands = perfetto_ui.startup_commands(recording.processes)
             server = perfetto_ui.serve(trace, ui, port, commands, shown)
         forward = perfetto_ui.port_forward(server, os.environ)

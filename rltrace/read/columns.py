@@ -160,6 +160,31 @@ class Columns:
         found = [(bool(self.flows.is_out[place]), keys[self.flows.key[place]]) for place in places]
         return tuple(key for is_out, key in found if is_out), tuple(key for is_out, key in found if not is_out)
 
+    def chosen(self, rows: NDArray[np.intp], samples: NDArray[np.intp]) -> Columns:
+        """Return some rows, in their order, and some samples."""
+        at = np.searchsorted(rows, self.flows.row)
+        is_there = np.zeros(len(at), np.bool_)
+        if len(rows):
+            is_there = rows[np.minimum(at, len(rows) - 1)] == self.flows.row
+        flows = Flows(at[is_there], self.flows.key[is_there], self.flows.is_out[is_there], self.flows.keys)
+        spans = {name: getattr(self, name)[rows] for name in _OF_SPANS}
+        arguments = {key: column[rows] for key, column in self.arguments.items()}
+        taken: Iterable[Any] = self.samples
+        args = self.args.chosen(rows, arguments) if isinstance(self.args, Encoded) else _ChosenArgs(self.args, rows)
+        return Columns(self.texts, spans, arguments, Samples(*(column[samples] for column in taken)), flows, args)
+
+    def only(self, samples: Samples) -> Columns:
+        """Return no row, and other samples."""
+        found = self.chosen(np.empty(0, np.intp), np.empty(0, np.intp))
+        found.samples = samples
+        return found
+
+    def add_argument(self, row: int, key: str, value: int) -> None:
+        """Give a row an argument that it was not written with; it has a column of whole numbers."""
+        self.arguments[key][row] = value
+        if isinstance(self.args, Encoded):
+            self.args.decoded[row] = self.args(row) | {key: value}
+
     @functools.cached_property
     def _flows_of(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
@@ -185,6 +210,19 @@ class Columns:
             )
 
 
+_OF_SPANS = ("name", "thread", "task", "lane", "start_ns", "end_ns", "is_automatic")
+
+
+class _ChosenArgs:
+    """The arguments of some rows."""
+
+    def __init__(self, args: Callable[[int], Args], rows: NDArray[np.intp]) -> None:
+        self._args, self._rows = args, rows
+
+    def __call__(self, row: int) -> Args:
+        return self._args(int(self._rows[row]))
+
+
 def read(process: Process) -> list[Columns]:
     """Return all that a process wrote."""
     return fold(process, list, lambda rows, more: rows.append(more))
@@ -199,10 +237,10 @@ def fold(process: Process, begin: Callable[[], Kept], add: Callable[[Kept, Colum
         add: Adds the next rows to it.
     """
     library = native.library()
-    if library is not None and not process.infers and not process.is_cut:
+    if library is not None and not process.infers:
         kept = begin()
         try:
-            for columns in _Decoding(process, library).columns():
+            for columns in _decoded(process, library):
                 add(kept, columns)
             return kept
         except UnsoundError:
@@ -214,6 +252,16 @@ def fold(process: Process, begin: Callable[[], Kept], add: Callable[[Kept, Colum
 
 
 # ---- by the native decoder --------------------------------------------------------------------------------------
+
+
+def _decoded(process: Process, library: Any) -> Iterator[Columns]:
+    if not process.is_cut:
+        return _Decoding(process, library).columns()
+    from rltrace.read.cut_columns import inside, look  # which choose of columns
+
+    # All are looked at before one is given: a part gives its rows in another order than its events.
+    looked = [look(columns, process.cut) for columns in _Decoding(process, library).columns()]
+    return inside(_Decoding(process, library).columns(), process.cut, looked)
 
 
 class _Decoding:
@@ -329,6 +377,14 @@ class Encoded:
         if found is None:
             begun, late = self._written(row)
             found = begun | late
+        return found
+
+    def chosen(self, rows: NDArray[np.intp], arguments: Mapping[str, NDArray[Any]]) -> Encoded:
+        """Return the arguments of some rows, in their order."""
+        raw = {name: self.raw[name][rows] for name in ("args_at", "begin_bytes", "late_bytes", "type")}
+        found = Encoded(self.source, {**raw, "blobs": self.raw["blobs"]}, arguments)
+        if self.decoded:
+            found.decoded = {at: self.decoded[row] for at, row in enumerate(rows.tolist()) if row in self.decoded}
         return found
 
     def check(self) -> None:

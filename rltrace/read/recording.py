@@ -558,6 +558,15 @@ class Process:
             among them that a pause cut off end where it began. Behind all of them come the steps and phases that are
             inferred from them, if nobody marks any.
         """
+        if self._cut.depth is None:
+            return self._inside(self._all_events())
+        from rltrace.read.depth import shallow  # it takes numpy
+
+        is_shallow = shallow(self._all_events(), self._cut.depth)
+        return self._inside(event for event in self._all_events() if isinstance(event, Counter) or next(is_shallow))
+
+    def _all_events(self) -> Iterator[Event]:
+        """Return the events of the whole process."""
         self._forget_losses()
         events: Iterator[Event] = _EventReader(self, self.types).events()
         if self.mark is not None:
@@ -566,6 +575,9 @@ class Process:
             events = with_inferred(events, self.run_has_steps, is_over=self.end_ns is not None)
         if self.alignment is not None:
             events = map(self._aligned, events)
+        return events
+
+    def _inside(self, events: Iterator[Event]) -> Iterator[Event]:
         return events if self._cut.windows is None else map(self._numbered, inside(events, self._cut.windows))
 
     def segments(self) -> Iterator[Segment]:
@@ -587,7 +599,12 @@ class Process:
     @property
     def is_cut(self) -> bool:
         """Return whether it is a part of a process, of which only some events count."""
-        return self._cut.windows is not None
+        return self._cut.windows is not None or self._cut.depth is not None
+
+    @property
+    def cut(self) -> Cut:
+        """Return what of the process it is a part of."""
+        return self._cut
 
     def has_steps(self) -> bool:
         """Return whether it recorded a step itself, without decoding anything else."""

@@ -1,4 +1,4 @@
-"""Which part of a run a reader is asked for: one grammar for `--steps`, `--ranks` and `--time`."""
+"""Which part of a run a reader is asked for: one grammar for `--steps`, `--ranks`, `--time` and `--depth`."""
 
 from __future__ import annotations
 
@@ -68,6 +68,8 @@ class Selection(NamedTuple):
     steps: Numbers | None = None
     ranks: Numbers | None = None
     time: Seconds | None = None
+    depth: int | None = None
+    """How deep spans may be nested: 1 has only the outermost of each thread."""
 
 
 ALL = Selection()

@@ -11,6 +11,10 @@ Windows = tuple[tuple[int, int], ...]
 """From and to when, in nanoseconds, in order and disjoint."""
 
 
+ALWAYS: Windows = ((-(1 << 62), 1 << 62),)
+"""The window that everything is in."""
+
+
 class Cut(NamedTuple):
     """What a part of a Recording has of a process, in the process's times."""
 
@@ -19,6 +23,8 @@ class Cut(NamedTuple):
     step_numbers: Mapping[int, int] = {}
     """Number of each of its steps by when it began, because a part lacks the positions by which unnumbered steps are
     counted."""
+    depth: int | None = None
+    """How deep spans may be nested; None is as deep as they are."""
 
 
 def inside(events: Iterable[Span | Counter], windows: Windows) -> Iterator[Span | Counter]:

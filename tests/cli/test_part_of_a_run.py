@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from click.testing import CliRunner, Result
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 from recordings import Written, span, two_ranks, two_workers
 
+from rltrace.analysis import browsable
 from rltrace.cli import main
+from rltrace.read.selection import numbers
 
 RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
 QWEN, VERL = RECORDINGS / "qwen3_8b_4gpu.zip", RECORDINGS / "verl_8b_4gpu.zip"
@@ -84,6 +87,17 @@ def test_chosen_ranks_are_the_only_ones(tmp_path: Path) -> None:
     assert {lane["lane"] for lane in found["steady"]["lanes"]} == {"driver", "rank 1"}
     assert {process["rank"] for process in found["processes"]} == {None, 1}
     assert [memory["rank"] for memory in found["memory"]] == [1]
+
+
+def test_samplers_are_those_of_chosen_ranks(tmp_path: Path) -> None:
+    """A sampler of a host on which other ranks are is left out; one that shares a host with no rank is not."""
+    written = Written(tmp_path / "run").process("d", span("step", 0, 9, step=0), role="driver", host="a", ended_s=9)
+    for rank, host in enumerate(("a", "b")):
+        written.process(f"w{rank}", span("reward", 1, 2), role="worker", rank=rank, host=host, ended_s=9)
+    for host in ("a", "b", "c"):
+        written.process(f"s{host}", role="sampler", host=host, ended_s=9)
+    found = figures("summary", written.folder, "--ranks", "1")
+    assert {process["key"] for process in found["processes"]} == {"d", "w1", "sb", "sc"}
 
 
 def test_unnumbered_steps_keep_their_place(tmp_path: Path) -> None:
@@ -175,5 +189,69 @@ def test_picture_of_a_part(tmp_path: Path) -> None:
 
 def test_an_archive_is_of_the_whole(tmp_path: Path) -> None:
     done = call("export", two_ranks(tmp_path / "run").folder, "-o", tmp_path / "part.zip", "--steps", 1)
-    assert done.exit_code == 2 and "leave out --steps, --ranks and --time" in done.stderr
+    assert done.exit_code == 2 and "leave out --steps, --ranks, --time and --depth" in done.stderr
     assert not (tmp_path / "part.zip").exists()
+
+
+def test_figures_of_a_time_are_of_whole_steps(tmp_path: Path) -> None:
+    """A time chooses the steps that it overlaps, as a whole: of a part of a step no figure can be made."""
+    by_time, by_steps = (figures("summary", QWEN, *words) for words in (("--time", "123:124"), ("--steps", "1")))
+    assert by_time["steady"]["steps"] == [1]
+    assert by_time == by_steps
+    run = two_ranks(tmp_path / "run").folder
+    assert [step["step"] for step in figures("summary", run, "--time", "29:")["steps"]] == [1]
+    assert [step["step"] for step in figures("summary", run, "--time", "5:30")["steps"]] == [0, 1]
+    plain = Written(tmp_path / "plain").process("p", span("mine", 1, 2), span("mine", 5, 6), role="main", ended_s=9)
+    assert figures("summary", plain.folder, "--time", "4:")["own_spans"][0]["count"] == 1
+    assert "no chosen step is in that time" in call("summary", QWEN, "--steps", "2", "--time", "123:124").stderr
+
+
+def test_depth_leaves_out_what_is_inside(tmp_path: Path) -> None:
+    """Spans inside of others are left out; steps, phases and requests never are."""
+    events = [
+        *span("step", 0, 10, step=0), *span("Worker.update", 1, 9), *span("actor.update", 2, 8),
+        *span("micro_batch", 3, 7), *span("forward", 4, 5), *span("alone", 11, 12),
+    ]  # fmt: skip
+    run = Written(tmp_path / "run").process("w", events, role="worker", rank=0, ended_s=20).folder
+    found = {}
+    for depth in (1, 2, 3, 4, 5):
+        file = tmp_path / f"{depth}.pftrace"
+        assert call("export", run, "-o", file, "--depth", depth).exit_code == 0
+        found[depth] = {name for name in slices(file) if name != "recording starts"}
+    always = {"step 0", "actor.update", "alone"}
+    assert found[1] == always
+    assert found[2] == found[3] == always | {"Worker.update"}
+    assert found[4] == found[3] | {"micro_batch"}
+    assert found[5] == found[4] | {"forward"}
+    assert call("export", run, "-o", tmp_path / "x.pftrace", "--depth", 0).exit_code == 2
+    assert "no spans; leave out --depth" in call("export", run, "-o", tmp_path / "x.svg", "--depth", 1).stderr
+
+
+def test_large_export_has_what_a_browser_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too large a run is exported in part, with the slowest rank, and it is said; what was chosen is exported whole."""
+    written = Written(tmp_path / "run")
+    steps = [span("step", 10 * step, 10 * step + 10, step=step) for step in range(30)]
+    written.process("d", *steps, role="driver", ended_s=300)
+    for rank in range(12):
+        took = 9 if rank == 7 else 5
+        events = [span("actor.update", 10 * step, 10 * step + took) for step in range(30)]
+        written.process(f"w{rank}", *events, role="worker", rank=rank, ended_s=300)
+    size = (tmp_path / "run" / "processes" / "w7" / "000001.seg").stat().st_size
+    monkeypatch.setattr(browsable, "MOST_RECORDS", 2 * size // browsable.RECORD_BYTES)
+    done = call("export", written.folder, "-o", tmp_path / "part.pftrace")
+    assert done.exit_code == 0, done.output
+    said = re.search(
+        r"(\d+) of 12 ranks, rank 7 among them.*--ranks ([\d,-]+); 13 of 30 steps: --steps (\S+)\. ", done.stderr
+    )
+    assert said is not None, done.stderr
+    ranks, steps_there = (numbers(said[at]).each(100) for at in (2, 3))
+    assert len(ranks) == int(said[1]) < 12 and {0, 7} <= {*ranks}
+    assert steps_there == [0, 1, 2, *range(20, 30)]
+    found = slices(tmp_path / "part.pftrace")
+    assert found.count("actor.update") == len(ranks) * 13
+    assert {name for name in found if name.startswith("step ")} == {f"step {number}" for number in steps_there}
+    chosen = call("export", written.folder, "-o", tmp_path / "all.pftrace", "--ranks", "0-11")
+    assert chosen.exit_code == 0 and "browser" not in chosen.stderr
+    assert slices(tmp_path / "all.pftrace").count("actor.update") == 12 * 30
+    archived = call("export", written.folder, "-o", tmp_path / "all.zip")
+    assert archived.exit_code == 0 and "browser" not in archived.stderr

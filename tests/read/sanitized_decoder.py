@@ -1,4 +1,5 @@
-"""Feeds mutated segments to the native decoder, built with AddressSanitizer and UndefinedBehaviorSanitizer.
+"""Feeds mutated segments to the native decoder, and mutated arguments to the encoder, built with AddressSanitizer and
+UndefinedBehaviorSanitizer.
 
 Each segment lies in memory of exactly its size, so that a read beyond its end is seen. The first wrong access ends the
 process with a report. What the decoder returns is compared with the Python reader in `test_columns.py`.
@@ -20,10 +21,11 @@ from itertools import islice
 from pathlib import Path
 
 import msgpack
+import numpy as np
 
 from rltrace.read import native
 from rltrace.read.columns import ARGUMENTS
-from rltrace.read.native import build
+from rltrace.read.native import build, packets
 from rltrace.read.native.build import SANITIZER
 from rltrace.read.recording import Recording
 
@@ -93,6 +95,7 @@ def _feed(segments: int, seed: int) -> Counter[str]:
                 said["segments"] += 1
                 content = _mutated(chance.choice(seeds), chance)
                 exact = (ctypes.c_char * len(content)).from_buffer_copy(content)
+                _encode(library, chance, said)
                 decoder.decode(exact, 0, 1 << 59, may_grow=chance.random() < 0.3)  # type: ignore[arg-type]
                 said["sound"] += 1
                 if chance.random() < 0.3:
@@ -104,6 +107,62 @@ def _feed(segments: int, seed: int) -> Counter[str]:
         except native.UnsoundError:
             said["given up"] += 1
     return said
+
+
+ARGS = (
+    {}, {"bytes": 1}, {"module": "model.layers.7", "bytes": 2**40}, {"a": {"b": [1, 2.5, None, True]}, "a.b..c": -1},
+    {"module": "grüße", "x": [[], {}, [{"y": {"z": "w"}}]]}, {"k" * 300: "v" * 70}, {"phase": True, "error": "E" * 200},
+    [5, "x", "y", {"module": "m"}], [1, 2, 3, None], {"big": 2**64 - 1, "small": -(2**63), "bin": b"bytes"},
+)  # fmt: skip
+"""Arguments as they are written: maps, and what typed spans have."""
+
+
+def _encode(library: ctypes.CDLL, chance: random.Random, said: Counter[str]) -> None:
+    """Encode rows of which some have arguments that were changed, or lie beyond the end of all."""
+    encoder = packets.Packets(library, b"\x50\x02", [type_.fields for type_ in TYPES], 8)
+    for drops_phase in (False, True):
+        encoder.beginning(b"\x48\x01\x58\x05\x50\x01", 2, drops_phase=drops_phase)
+    many = chance.randrange(1, 30)
+    encoded = [msgpack.packb(chance.choice(ARGS)) for _ in range(2 * many)]
+    sizes = np.array([len(one) for one in encoded], np.int64)
+    content = bytearray(b"".join(encoded))
+    for _ in range(chance.choice([0, 1, 3, 20])):
+        content[chance.randrange(len(content))] = chance.choice([chance.randrange(256), *SPECIAL])
+    at = (np.cumsum(sizes) - sizes)[::2]
+    begin_bytes, late_bytes = sizes[::2].astype(np.int32), sizes[1::2].astype(np.int32)
+    for column in (at, begin_bytes, late_bytes):
+        if chance.random() < 0.1:
+            column[chance.randrange(many)] += chance.randrange(-400, 400)
+    exact = np.frombuffer(bytes(content), np.uint8).copy()
+    starts = np.array([chance.randrange(100) for _ in range(many)], np.int64)
+    ends = starts + np.array([chance.randrange(-1, 40) for _ in range(many)], np.int64)
+    types = np.array([chance.choice([-1, 0, 0, 1, 2]) for _ in range(many)], np.int32)
+    blobs = packets.Blobs(at, begin_bytes, late_bytes, types, exact)
+    for row in range(0, many, 5):
+        blobs.give_anew(row, bytes(content[: chance.randrange(len(content) + 1)]))
+    arrows = packets.Arrows(np.array([many // 2]), np.array([3]), np.array([5]), b"12345")
+    beginnings = np.array([chance.randrange(2) if chance.random() < 0.99 else 2 for _ in range(many)], np.int32)
+    rows = packets.Rows(packets.Spans(beginnings, starts, ends, blobs, arrows), 7)
+    row = 0
+    while row < many:
+        try:
+            made, row, is_odd = encoder.encode(rows, row, 1 << 20)
+            said["bytes"] += len(made)
+            said["odd"] += is_odd
+        except ValueError:
+            said["refused"] += 1
+            is_odd = True
+        row += is_odd
+    for key in ("bytes", "module"):
+        try:
+            found = encoder.texts(rows, key, np.arange(many))
+            said["texts"] += len({encoder.shown(place) for place in found.tolist() if place >= 0})
+        except ValueError:
+            said["refused"] += 1
+    numbers, _ = encoder.group(0, [starts, ends, types.astype(np.int64)])
+    said["groups"] += int(numbers.max()) + 1
+    for is_flat in (False, True):
+        said["rows"] += int(encoder.place(int(is_flat), starts, ends, is_flat=is_flat).max()) + 1
 
 
 def main() -> int:

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.read import native
-
 ODD = -2
 """Of a text: only Python knows it."""
 
@@ -251,8 +249,3 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.rltrace_packets_shown.restype = _I64
     library.rltrace_packets_shown.argtypes = [_POINTER, pointers, pointers]
     return library
-
-
-def library() -> ctypes.CDLL | None:
-    """Return the library; None if it was not built here."""
-    return native.library()

@@ -57,7 +57,7 @@ static int32_t intern(Texts *texts, const uint8_t *text, uint32_t length) {
     for (; texts->table[slot] != NONE; slot = (slot + 1) & (texts->slots - 1)) {
         uint32_t known_length;
         const uint8_t *known = text_at(texts, texts->table[slot], &known_length);
-        if (known_length == length && !memcmp(known, text, length)) return texts->table[slot];
+        if (known_length == length && (!length || !memcmp(known, text, length))) return texts->table[slot];
     }
     if (texts->many >= INT32_MAX || room(&texts->ends, 8) || append(&texts->letters, text, length)) return NONE;
     PUT(texts->ends, int64_t, texts->letters.size);
