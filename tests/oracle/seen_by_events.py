@@ -136,8 +136,8 @@ def _see_message(messages: dict[tuple[str, str], tuple[int, str]], span: Span, e
 
 
 def _see_interval(kept: Intervalled, span: Span, shift_ns: int) -> None:
-    kept.starts.append(span.start_ns + shift_ns)
-    kept.ends.append(OPEN if span.end_ns is None else span.end_ns + shift_ns)
+    kept.pairs.extend((span.start_ns + shift_ns, OPEN if span.end_ns is None else span.end_ns + shift_ns))
+    kept.has_open |= span.end_ns is None
 
 
 def _see_stage(kept: Intervalled, span: Span, shift_ns: int) -> None:
