@@ -293,12 +293,26 @@ class Seen:
         self.passed: defaultdict[str, Passed] = defaultdict(Passed)
         """Those that join a request's way, by name: its own ones, and Ray's where a server is asked for tokens."""
 
-    def sort_samples(self) -> None:
-        """Put the samples of each counter in order."""
+    def finish(self) -> None:
+        """Put the samples of each counter in order, and keep numbers of the GPU's work in as few bytes as they take."""
         by_name = (self.owners, self.on_host, self.pinned, self.figures, self.sampled)
         named = (samples for of_kind in by_name for samples in of_kind.values())
         for samples in (*named, self.resident, self.allocated_peak, self.reserved):
             samples.sort()
+        for work in self.device_spans.values():
+            work.moved_bytes, work.queued_ns, work.behind_ns = map(
+                _narrowed, (work.moved_bytes, work.queued_ns, work.behind_ns)
+            )
+
+
+def _narrowed(column: array[int]) -> array[int]:
+    """Return whole numbers in as few bytes as the largest takes."""
+    if not column:
+        return column
+    values = np.frombuffer(column, np.int64)
+    least, most = int(values.min()), int(values.max())
+    code = next(code for code in "bhiq" if np.iinfo(code).min <= least and most <= np.iinfo(code).max)
+    return array(code, values.astype(code).tobytes())
 
 
 class Observations:
@@ -449,7 +463,7 @@ class _Seeing:
         seen, shift_ns = self._seen, self._shift_ns
         if shift_ns:
             _shift(seen, shift_ns)
-        seen.sort_samples()
+        seen.finish()
         seen.first_ns = seen.process.start_ns + shift_ns
         seen.last_span_ns = self._last_span_ns + shift_ns
         seen.last_ns = max(self._last_ns, self._last_span_ns, seen.process.end_ns or 0) + shift_ns

@@ -97,7 +97,7 @@ def see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
                 _see_engine_step(seen.engine_steps, event, shift_ns)
     if shift_ns:
         observations._shift(seen, shift_ns)
-    seen.sort_samples()
+    seen.finish()
     seen.first_ns = process.start_ns + shift_ns
     seen.last_span_ns = last_span_ns + shift_ns
     seen.last_ns = max(last_ns, last_span_ns, process.end_ns or 0) + shift_ns

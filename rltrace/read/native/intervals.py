@@ -36,6 +36,17 @@ def cut(library: ctypes.CDLL, rows: Rows, windows: Rows) -> tuple[Rows, Places, 
         room = many
 
 
+def added_up(
+    library: ctypes.CDLL, rows: Rows, group_of: Places, windows: Rows, kind_of: Places, shape: tuple[int, int]
+) -> NDArray[np.int64]:
+    """Return how long intervals lie inside of windows, by their groups and the windows' kinds."""
+    given = [np.ascontiguousarray(one, np.int64) for one in (rows, group_of, windows, kind_of)]
+    sums = np.zeros(shape, np.int64)
+    rows_at, groups_at, windows_at, kinds_at = map(_address, given)
+    library.rltrace_add_up(rows_at, groups_at, len(rows), windows_at, kinds_at, len(windows), *shape, _address(sums))
+    return sums
+
+
 def _address(array: NDArray[np.int64]) -> int:
     """Return where an array begins; its own `ctypes` takes three times as long."""
     return int(array.__array_interface__["data"][0])
