@@ -178,8 +178,33 @@ NO_TOTAL = "no process read the device's total, so unaccounted bytes are unknown
 
 def device_memory(seen: Observations, windows: StepWindows) -> list[DeviceMemory]:
     """Return every device whose owners' bytes were sampled, by rank."""
+    return [device.figures() for device in _devices(seen, windows)]
+
+
+def _devices(seen: Observations, windows: StepWindows) -> Iterator[_Device]:
     found = ledgers(seen)
-    return [_Device(lane, found[lane], seen, windows.of(lane)).figures() for lane in sorted(found, key=order)]
+    return (_Device(lane, found[lane], seen, windows.of(lane)) for lane in sorted(found, key=order))
+
+
+class DeviceMoments(NamedTuple):
+    """All moments of a device's ledger, with the step and the phase of each."""
+
+    ledger: Ledger
+    steps: list[int | None]
+    phases: list[str | None]
+
+
+def moments_of_devices(seen: Observations, windows: StepWindows) -> Iterator[tuple[Lane, DeviceMoments]]:
+    """Yield all moments of every device whose owners' bytes were sampled, by rank."""
+    for device in _devices(seen, windows):
+        steps = [*map(device.windows.step_at, device.times_ns)]
+        yield device.lane, DeviceMoments(device.ledger, steps, [*map(device.phase_at, device.times_ns)])
+
+
+def phase_boundaries(seen: Observations, windows: StepWindows) -> Iterator[tuple[Lane, list[Boundary]]]:
+    """Yield both boundaries of every phase, by device."""
+    for device in _devices(seen, windows):
+        yield device.lane, [*device.boundaries()]
 
 
 class FullestMoment(NamedTuple):

@@ -26,13 +26,15 @@ def summary(
     means over all steps after the first, which is excluded as warm-up. RUN is the folder of a Recording or an archive
     of it, by default the newest in ./rltrace-runs; the run may be over, still running, or dead.
     """
+    from rltrace.analysis.folding import for_programs
     from rltrace.host.garbage_collector import without_collection
 
     with without_collection():
-        found = figures_of(open_run(run, limits), Selection(steps, ranks))
+        selection = Selection(steps, ranks)
+        found = figures_of(open_run(run, limits), selection)
         if as_json:
-            echo_json(found.summary)
+            echo_json(for_programs(found.summary, selection))
             return
         from rltrace.cli.tables import console, show
 
-        show(found.summary, console(), whole=whole, why=found.why)
+        show(found.summary, console(), whole=whole, why=found.why, selection=selection)

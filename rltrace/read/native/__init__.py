@@ -1,5 +1,5 @@
-"""The native decoder of segments, where it was built: `decoder.c`, called through ctypes. `intervals.c` beside it does
-arithmetic of intervals for `rltrace/analysis/intervals.py`.
+"""The native decoder of segments, where it was built: `decoder.c`, called through ctypes. Beside it are the encoder of
+Perfetto's packets (`packets.py`), and `intervals.c`, arithmetic for `rltrace/analysis/intervals.py`.
 
 In: the segments of one process, one after another. Out: columns as numpy arrays, texts, threads and what was lost.
 
