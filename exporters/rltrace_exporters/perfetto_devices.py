@@ -75,7 +75,7 @@ class _Kept:
             Span(MEMORY_EDGE, 0, 0, start_ns, end_ns, _decode(args))
             for start_ns, end_ns, args in zip(self.starts_ns, self.ends_ns, self.edges, strict=True)
         ]
-        seen.sort_samples()
+        seen.finish()
         known_ns = (*self.ends_ns[-1:], *(samples.times_ns[-1] for samples in self.owners.values()))
         seen.last_ns = max(known_ns, default=0) if self.end_ns is None else self.end_ns
         return seen

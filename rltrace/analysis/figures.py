@@ -62,5 +62,7 @@ def _kept(recording: Recording) -> Figures:
         return Figures(found.summary, lambda: found.why, cache.damaged)
     cache.begin()
     made = _made(recording, cache.damaged)
-    cache.save(msgspec.msgpack.encode(_Kept(made.summary, made.why)))
-    return made
+    summary, judged = made.summary, made.why
+    del made  # and with it all spans, before as much is written
+    cache.save(msgspec.msgpack.encode(_Kept(summary, judged)))
+    return Figures(summary, lambda: judged, cache.damaged)

@@ -170,10 +170,12 @@ class _Phases:
     def cut(self, rows: Intervals) -> Iterator[tuple[Intervals, NDArray[np.intp]]]:
         """Yield for each phase what the GPU did inside, and which rows began there."""
         pieces, window, row = cut(rows, self._together if self._are_apart else EMPTY)
-        phase = self._of_phase[window]
+        phase = self._of_phase[window].astype(np.uint16)
+        by_phase = np.argsort(phase, kind="stable")
+        ends = np.searchsorted(phase[by_phase], np.arange(len(self._windows) + 1, dtype=np.uint16))
         for number, inside in enumerate(self._windows):
             if self._are_apart:
-                own = np.flatnonzero(phase == number)
+                own = by_phase[ends[number] : ends[number + 1]]
                 found, of_row = pieces[own], row[own]
             else:
                 found, _, of_row = cut(rows, inside)

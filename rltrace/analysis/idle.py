@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.computing import computing
-from rltrace.analysis.intervals import EMPTY, Intervals, cut, opened_last, outside, total_ns, union
+from rltrace.analysis.intervals import EMPTY, Intervals, added_up_by, cut, opened_last, outside, total_ns, union
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.phases import driver_phases, lane_phases
@@ -185,11 +185,7 @@ class _Gaps:
         group_of = np.full(len(self.rows), -1, np.intp)
         for group, (_, gaps) in enumerate(alike):
             group_of[gaps] = group
-        pieces, segment, gap = cut(self.rows, segments)
-        counted = np.flatnonzero(group_of[gap] >= 0)
-        cell = group_of[gap[counted]] * len(spans.names) + name[segment[counted]]
-        lengths_ns = pieces[counted, 1] - pieces[counted, 0]
-        all_ns = np.bincount(cell, lengths_ns, len(alike) * len(spans.names)).reshape(len(alike), len(spans.names))
+        all_ns = added_up_by(self.rows, group_of, segments, name, (len(alike), len(spans.names)))
         found = []
         for name_ns in all_ns:
             longest = np.argsort(-name_ns, kind="stable")

@@ -69,6 +69,27 @@ def added_up(numbers: NDArray[np.int64], group: NDArray[np.intp], many: int) -> 
     return sums
 
 
+def added_up_by(
+    rows: Intervals, group_of: NDArray[np.intp], windows: Intervals, kind_of: NDArray[np.intp], shape: tuple[int, int]
+) -> NDArray[np.int64]:
+    """Return how long intervals lie inside of windows, which are disjoint and in order.
+
+    Args:
+        rows: In any order.
+        group_of: The group of each; -1 for one that does not count.
+        windows: Disjoint and in order.
+        kind_of: The kind of each.
+        shape: How many groups and kinds there are.
+    """
+    library = native.library()
+    if library is not None:
+        return by_library.added_up(library, rows, group_of, windows, kind_of, shape)
+    pieces, window, row = cut(rows, windows)
+    counted = np.flatnonzero(group_of[row] >= 0)
+    cell = group_of[row[counted]] * shape[1] + kind_of[window[counted]]
+    return added_up(pieces[counted, 1] - pieces[counted, 0], cell, shape[0] * shape[1]).reshape(shape)
+
+
 def holding(windows: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.intp]:
     """Return the place of the window that each instant is in; -1 if it is in none.
 

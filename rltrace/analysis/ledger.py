@@ -9,7 +9,6 @@ moment; `unstamped.py` does so for Recordings that were made before samples were
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Set
 
 import numpy as np
@@ -70,12 +69,7 @@ class Ledger:
 
     def at(self, index: int) -> dict[str, int]:
         """Bytes by owner at a moment."""
-        return dict(zip(self.owners, self._whole_bytes[index], strict=True))
-
-    @functools.cached_property
-    def _whole_bytes(self) -> list[list[int]]:
-        found: list[list[int]] = self.bytes.astype(np.int64).tolist()
-        return found
+        return dict(zip(self.owners, self.bytes[index].astype(np.int64).tolist(), strict=True))
 
 
 @once

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.clocks import TimeLine
-from rltrace.analysis.intervals import Intervals, paired
+from rltrace.analysis.intervals import EMPTY, Intervals, paired
 from rltrace.analysis.lanes import Lane, lanes
 from rltrace.events import (
     AGENT_REQUEST,
@@ -70,26 +70,46 @@ SERVED = "generate"
 class Intervalled:
     """Spans of one name, as columns: 16 bytes per span, 32 if their bytes and tensors count."""
 
-    __slots__ = ("bytes", "ends", "starts", "tensors")
+    __slots__ = ("bytes", "has_open", "pairs", "tensors")
 
     def __init__(self) -> None:
-        self.starts = array("q")
-        self.ends = array("q")
+        self.pairs = array("q")
+        """The start and the end of each, in turn."""
+        self.has_open = False
         self.bytes = array("q")
         self.tensors = array("q")
 
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """When each began."""
+        return self._rows[:, 0]
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """When each ended; `OPEN` for an open one."""
+        return self._rows[:, 1]
+
+    @property
+    def _rows(self) -> Intervals:
+        """The memory of `pairs` itself: nobody may change it."""
+        if not self.pairs:
+            return EMPTY
+        rows = np.frombuffer(self.pairs, np.int64).reshape(-1, 2)
+        rows.flags.writeable = False
+        return rows
+
     def rows(self, until_ns: int) -> Intervals:
-        """Return rows of shape (N, 2); open spans end at `until_ns`."""
-        starts = np.frombuffer(self.starts, np.int64) if self.starts else np.empty(0, np.int64)
-        ends = np.frombuffer(self.ends, np.int64) if self.ends else np.empty(0, np.int64)
-        rows = paired(starts, ends)
-        rows[ends == OPEN, 1] = until_ns
+        """Return rows of shape (N, 2), not to be changed; open spans end at `until_ns`."""
+        rows = self._rows
+        if self.has_open:
+            rows = rows.copy()
+            rows[rows[:, 1] == OPEN, 1] = until_ns
         return rows
 
     def ended(self) -> Intervals:
         """Return the same, without open spans."""
-        rows = self.rows(0)
-        return rows[np.frombuffer(self.ends, np.int64) != OPEN] if self.ends else rows
+        rows = self._rows
+        return rows[rows[:, 1] != OPEN] if self.has_open else rows
 
 
 class DeviceSpans(Intervalled):
@@ -341,12 +361,26 @@ class Seen:
         self.tool_calls = ToolCalls()
         """Those that are calls of tools."""
 
-    def sort_samples(self) -> None:
-        """Put the samples of each counter in order."""
+    def finish(self) -> None:
+        """Put the samples of each counter in order, and keep numbers of the GPU's work in as few bytes as they take."""
         by_name = (self.owners, self.on_host, self.pinned, self.figures, self.sampled)
         named = (samples for of_kind in by_name for samples in of_kind.values())
         for samples in (*named, self.resident, self.used, self.allocated_peak, self.reserved):
             samples.sort()
+        for work in self.device_spans.values():
+            work.moved_bytes, work.queued_ns, work.behind_ns = map(
+                _narrowed, (work.moved_bytes, work.queued_ns, work.behind_ns)
+            )
+
+
+def _narrowed(column: array[int]) -> array[int]:
+    """Return whole numbers in as few bytes as the largest takes."""
+    if not column:
+        return column
+    values = np.frombuffer(column, np.int64)
+    least, most = int(values.min()), int(values.max())
+    code = next(code for code in "bhiq" if np.iinfo(code).min <= least and most <= np.iinfo(code).max)
+    return array(code, values.astype(code).tobytes())
 
 
 class Observations:
@@ -500,7 +534,7 @@ class _Seeing:
         seen, shift_ns = self._seen, self._shift_ns
         if shift_ns:
             _shift(seen, shift_ns)
-        seen.sort_samples()
+        seen.finish()
         seen.first_ns = seen.process.start_ns + shift_ns
         seen.last_span_ns = self._last_span_ns + shift_ns
         seen.last_ns = max(self._last_ns, self._last_span_ns, seen.process.end_ns or 0) + shift_ns
@@ -561,11 +595,13 @@ class _Times:
     def __init__(self, rows: Columns, shift_ns: int) -> None:
         self.starts_ns = rows.start_ns + shift_ns if shift_ns else rows.start_ns
         self.ends_ns = np.where(rows.end_ns == OPEN, OPEN, rows.end_ns + shift_ns) if shift_ns else rows.end_ns
+        self.has_open = bool((self.ends_ns == OPEN).any())
 
     def put(self, kept: Intervalled, chosen: Rows) -> None:
         """Keep those of some rows."""
-        _extend(kept.starts, self.starts_ns[chosen])
-        _extend(kept.ends, self.ends_ns[chosen])
+        ends_ns = self.ends_ns[chosen]
+        kept.has_open |= self.has_open and bool((ends_ns == OPEN).any())
+        _extend(kept.pairs, paired(self.starts_ns[chosen], ends_ns))
 
 
 def _extend(kept: array[Any], values: NDArray[Any]) -> None:

@@ -21,7 +21,7 @@ class SpanTable:
     def __init__(self, seen: Observations, kept_of: Callable[[Seen], Intervalled | None]) -> None:
         """Put the spans together that each process has of the kind, if it has any."""
         found = [(number, kept_of(process)) for number, process in enumerate(seen.processes)]
-        having = [(number, kept) for number, kept in found if kept is not None and kept.starts]
+        having = [(number, kept) for number, kept in found if kept is not None and kept.pairs]
         self._kept = [kept for _, kept in having]
         self.starts, self.ends = self.column("starts"), self.column("ends")
         self.until = np.where(self.ends == OPEN, np.iinfo(np.int64).max, self.ends)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from statistics import fmean
 
 import msgspec
-import numpy as np
 
 from rltrace.analysis.intervals import Intervals, covered_ns, cut, total_ns, union
 from rltrace.analysis.lanes import Lane
@@ -70,9 +69,9 @@ def _figures(
     seen: Observations,
     windows: StepWindows,
 ) -> SpanFigures:
-    ended = np.concatenate([kept.ended() for _, kept in members])
+    lengths_ns = [rows[:, 1] - rows[:, 0] for rows in (kept.ended() for _, kept in members)]
     covered = [(process.lane, kept.rows(seen.open_until_ns(process))) for process, kept in members]
-    count, seconds = len(ended), total_ns(ended) / 1e9
+    count, seconds = sum(map(len, lengths_ns)), sum(int(of.sum()) for of in lengths_ns) / 1e9
     return SpanFigures(
         name=name,
         method=method,
@@ -82,7 +81,7 @@ def _figures(
         open=sum(len(rows) for _, rows in covered) - count,
         seconds=seconds,
         mean_seconds=seconds / count if count else None,
-        max_seconds=float((ended[:, 1] - ended[:, 0]).max()) / 1e9 if count else None,
+        max_seconds=float(max(int(of.max()) for of in lengths_ns if len(of))) / 1e9 if count else None,
         share=_share(covered, windows),
     )
 

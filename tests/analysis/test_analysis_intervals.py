@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rltrace.analysis.intervals import covered_ns, cut, holding, opened_last, outside, total_ns, union
+from rltrace.analysis.intervals import added_up_by, covered_ns, cut, holding, opened_last, outside, total_ns, union
 from rltrace.analysis.phases import partitions
 from rltrace.read import native
 
@@ -64,6 +64,23 @@ def test_the_library_does_the_same(given_rows: list[Row], edges: list[int]) -> N
         without.setattr(native, "library", lambda: None)
         assert joined.tolist() == union(some).tolist()
         assert [part.tolist() for part in by_windows] == [part.tolist() for part in cut(some, windows)]
+
+
+@given(rows, st.lists(st.integers(0, 80), max_size=12, unique=True), st.data())
+def test_lengths_add_up_by_kinds(given_rows: list[Row], edges: list[int], data: st.DataObject) -> None:
+    """With the library and without, each piece counts for its row's group and its window's kind."""
+    windows = windows_of(edges)
+    groups = data.draw(st.lists(st.integers(-1, 2), min_size=len(given_rows), max_size=len(given_rows)))
+    kinds = data.draw(st.lists(st.integers(0, 3), min_size=len(windows), max_size=len(windows)))
+    wanted = np.zeros((3, 4), np.int64)
+    for row, group in zip(given_rows, groups, strict=True):
+        for window, kind in zip(windows, kinds, strict=True):
+            wanted[group, kind] += len(moments([row]) & moments([window])) if group >= 0 else 0
+    given_all = (as_array(given_rows), np.array(groups, np.intp), as_array(windows), np.array(kinds, np.intp), (3, 4))
+    assert added_up_by(*given_all).tolist() == wanted.tolist()
+    with pytest.MonkeyPatch.context() as without:
+        without.setattr(native, "library", lambda: None)
+        assert added_up_by(*given_all).tolist() == wanted.tolist()
 
 
 def windows_of(edges: list[int]) -> list[Row]:

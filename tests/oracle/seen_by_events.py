@@ -107,7 +107,7 @@ def see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
                 _see_engine_step(seen.engine_steps, event, shift_ns)
     if shift_ns:
         observations._shift(seen, shift_ns)
-    seen.sort_samples()
+    seen.finish()
     seen.first_ns = process.start_ns + shift_ns
     seen.last_span_ns = last_span_ns + shift_ns
     seen.last_ns = max(last_ns, last_span_ns, process.end_ns or 0) + shift_ns
@@ -146,8 +146,8 @@ def _see_message(messages: dict[tuple[str, str], tuple[int, str]], span: Span, e
 
 
 def _see_interval(kept: Intervalled, span: Span, shift_ns: int) -> None:
-    kept.starts.append(span.start_ns + shift_ns)
-    kept.ends.append(OPEN if span.end_ns is None else span.end_ns + shift_ns)
+    kept.pairs.extend((span.start_ns + shift_ns, OPEN if span.end_ns is None else span.end_ns + shift_ns))
+    kept.has_open |= span.end_ns is None
 
 
 def _see_stage(kept: Intervalled, span: Span, shift_ns: int) -> None:

@@ -11,6 +11,7 @@ from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.capacity import NOT_MEASURED, capacity_bytes, gpus
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run, rows_of
+from rltrace.analysis.intervals import EMPTY
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.memory import CACHED, Boundary, DeviceMemory
 from rltrace.events import EMPTY_CACHE, SLEEP, WAKE_UPS
@@ -93,9 +94,10 @@ def in_the_way(run: Run) -> list[CachedAtWakeUp]:
     found = []
     for device in gpus(run):
         lane = next((lane for lane in run.members if lane.name == device.lane), None)
+        emptied = _Emptied(run, lane) if lane is not None else None
         for edge in _edges(device):
             size, at_ns = edge.bytes.get(CACHED, 0), run.seen.start_ns + round(edge.at_seconds * 1e9)
-            was_emptied = lane is not None and _was_emptied(run, lane, at_ns)
+            was_emptied = emptied is not None and emptied.just_before(at_ns)
             found.append(
                 CachedAtWakeUp(
                     size / capacity_bytes(device), size, edge.phase or "", edge.step or 0, device, was_emptied
@@ -110,12 +112,18 @@ def _edges(device: DeviceMemory) -> list[Boundary]:
     ]
 
 
-def _was_emptied(run: Run, lane: Lane, at_ns: int) -> bool:
-    """Return whether no phase has begun since the cache was last emptied, apart from the engine's own."""
-    ends_ns = rows_of(run.members[lane], EMPTY_CACHE, run)[:, 1]
-    before = ends_ns[ends_ns <= at_ns]
-    if not len(before):
-        return False
-    since_ns = int(before.max())
-    began = [rows[:, 0] for name, rows in run.phases.get(lane, {}).items() if name not in (*WAKE_UPS, SLEEP)]
-    return not any(bool(((since_ns < of) & (of < at_ns)).any()) for of in began)
+class _Emptied:
+    """When the cache of a lane was emptied, and when phases began apart from the engine's own."""
+
+    def __init__(self, run: Run, lane: Lane) -> None:
+        self._ends_ns = np.sort(rows_of(run.members[lane], EMPTY_CACHE, run)[:, 1])
+        began = [rows[:, 0] for name, rows in run.phases.get(lane, {}).items() if name not in (*WAKE_UPS, SLEEP)]
+        self._began_ns = np.sort(np.concatenate([EMPTY[:, 0], *began]))
+
+    def just_before(self, at_ns: int) -> bool:
+        """Return whether no phase has begun since the cache was last emptied before an instant."""
+        behind = int(np.searchsorted(self._ends_ns, at_ns, side="right"))
+        if not behind:
+            return False
+        first = np.searchsorted(self._began_ns, self._ends_ns[behind - 1], side="right")
+        return bool(first >= np.searchsorted(self._began_ns, at_ns, side="left"))

@@ -36,8 +36,11 @@ def visible_figures(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, msgspec.Struct):
-        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
-        shown = {name: visible_figures(item, depth + 2) for name, item in fields if item.__class__ not in _NUMBERS}
+        shown = {}
+        for name in value.__struct_fields__:
+            item = getattr(value, name)
+            if item.__class__ not in _NUMBERS and (visible_item := visible_figures(item, depth + 2)) is not item:
+                shown[name] = visible_item
         return msgspec.structs.replace(value, **shown) if shown else value
     if depth > DEEPEST and isinstance(value, (dict, list, tuple)):
         return "..."
@@ -55,9 +58,17 @@ _NUMBERS = frozenset({int, float, bool, type(None)})
 
 def _is_of_numbers(value: dict[Any, Any]) -> bool:
     """Return whether a dictionary has numbers by printable names, as a large summary has a hundred thousand of."""
-    return all(name.__class__ is str and name.isprintable() for name in value) and _NUMBERS.issuperset(
-        map(type, value.values())
-    )
+    if not _PRINTABLE.issuperset(value):
+        if not all(name.__class__ is str and name.isprintable() for name in value):
+            return False
+        if len(_PRINTABLE) < MOST_PRINTABLE:
+            _PRINTABLE.update(value)
+    return _NUMBERS.issuperset(map(type, value.values()))
+
+
+_PRINTABLE: set[str] = set()
+"""Names that were seen, and are printable."""
+MOST_PRINTABLE = 10_000
 
 
 class _Console(Console):

@@ -124,6 +124,9 @@ def _declare(found: ctypes.CDLL) -> None:
     found.rltrace_texts.argtypes = [pointer, ctypes.c_int, pointers, pointers]
     found.rltrace_threads.argtypes = [pointer, pointers]
     found.rltrace_losses.argtypes = [pointer, pointer]
+    found.rltrace_add_up.argtypes = [
+        pointer, pointer, ctypes.c_int64, pointer, pointer, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, pointer,
+    ]  # fmt: skip
     found.rltrace_union.restype = found.rltrace_cut.restype = ctypes.c_int64
     found.rltrace_union.argtypes = [pointer, ctypes.c_int64, pointer]
     found.rltrace_cut.argtypes = [

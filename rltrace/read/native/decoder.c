@@ -27,6 +27,8 @@
 #define MOST_LANES 63
 #define OPEN (-1)
 #define MISSING INT64_MIN
+#define BYTES_OF_ROW 128 /* about so many has a span, its beginning and its end */
+#define MOST_LIKELY 65536
 #define BEYOND ((int64_t)1 << 56)
 
 /* ---------------------------------------------------------------- what is decoded */
@@ -106,6 +108,7 @@ typedef struct {
     uint64_t work;                /* steps over open spans */
     int64_t thread;
     int64_t first_ns, last_ns;
+    size_t likely_rows; /* of the segment that is decoded */
     Bytes threads; /* int64_t: a native id and the number of its name, in turn */
     int64_t records, torn, orphans, strays;
 } Decoder;
@@ -422,6 +425,7 @@ static int grow_rows(Decoder *decoder) {
     Bytes *wide[] = {&to->thread, &to->task, &to->start_ns, &to->end_ns, &to->args_at};
     Bytes *half[] = {&to->name, &to->lane, &to->type, &to->begin_bytes, &to->late_bytes};
     size_t rows = (size_t)decoder->rows, capacity = rows ? rows * 2 : 1024;
+    while (capacity < rows + decoder->likely_rows) capacity *= 2;
     for (int n = 0; n < 5; n++)
         if (resize(wide[n], capacity * 8) || resize(half[n], capacity * 4)) return NO_MEMORY;
     if (resize(&to->flags, capacity)) return NO_MEMORY;
@@ -831,6 +835,7 @@ PUBLIC int rltrace_decode(Decoder *decoder, const uint8_t *data, uint64_t size, 
     decoder->began_before = decoder->began;
     decoder->first_ns = first_ns;
     decoder->last_ns = last_ns;
+    decoder->likely_rows = (size_t)size / BYTES_OF_ROW < MOST_LIKELY ? (size_t)size / BYTES_OF_ROW : MOST_LIKELY;
     int state = decode(decoder, data, (size_t)size, may_grow);
     return state ? state : keep_open(decoder);
 }

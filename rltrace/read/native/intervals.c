@@ -78,3 +78,20 @@ PUBLIC int64_t rltrace_cut(const int64_t *rows, int64_t many, const int64_t *win
     }
     return found;
 }
+
+/* Add up how long intervals lie inside of windows, by the group of the interval and the kind of the window; an interval
+   of no group counts nowhere. `sums` has `groups` rows of `kinds`, which begin as zeros. */
+PUBLIC void rltrace_add_up(const int64_t *rows, const int64_t *group_of, int64_t many, const int64_t *windows,
+                           const int64_t *kind_of, int64_t many_windows, int64_t groups, int64_t kinds, int64_t *sums) {
+    int64_t first = 0;
+    for (int64_t n = 0; n < many; n++) {
+        int64_t start = rows[2 * n], end = rows[2 * n + 1];
+        if (group_of[n] < 0 || group_of[n] >= groups) continue;
+        first = windows_before(windows, many_windows, start, 1, first);
+        for (int64_t window = first; window < many_windows && windows[2 * window] < end; window++) {
+            int64_t begins = windows[2 * window], ends = windows[2 * window + 1];
+            if (kind_of[window] < 0 || kind_of[window] >= kinds) continue;
+            sums[group_of[n] * kinds + kind_of[window]] += (end < ends ? end : ends) - (start > begins ? start : begins);
+        }
+    }
+}

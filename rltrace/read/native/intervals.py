@@ -15,7 +15,7 @@ def union(library: ctypes.CDLL, rows: Rows) -> Rows:
     """Return what some intervals cover together."""
     rows = np.ascontiguousarray(rows, np.int64)
     joined = np.empty((len(rows), 2), np.int64)
-    many = library.rltrace_union(rows.ctypes.data, len(rows), joined.ctypes.data)
+    many = library.rltrace_union(_address(rows), len(rows), _address(joined))
     if many < 0:  # they are not in the order of their starts
         return union(library, rows[np.argsort(rows[:, 0], kind="stable")])
     return _of_own(joined, many)
@@ -24,18 +24,35 @@ def union(library: ctypes.CDLL, rows: Rows) -> Rows:
 def cut(library: ctypes.CDLL, rows: Rows, windows: Rows) -> tuple[Rows, Places, Places]:
     """Return the pieces of intervals inside of windows, with the place of each one's window and row."""
     rows, windows = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(windows, np.int64)
+    given = (_address(rows), len(rows), _address(windows), len(windows))
     room = len(rows) + len(windows)  # enough if the rows are disjoint
     while True:
-        pieces, window, row = np.empty((room, 2), np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-        many = library.rltrace_cut(
-            rows.ctypes.data, len(rows), windows.ctypes.data, len(windows),
-            pieces.ctypes.data, window.ctypes.data, row.ctypes.data, room,
-        )  # fmt: skip
+        found = np.empty(4 * room, np.int64)
+        at = _address(found)
+        many = library.rltrace_cut(*given, at, at + 16 * room, at + 24 * room, room)
         if many <= room:
+            pieces, window, row = found[: 2 * room].reshape(room, 2), found[2 * room : 3 * room], found[3 * room :]
             return _of_own(pieces, many), _of_own(window, many), _of_own(row, many)
         room = many
 
 
+def added_up(
+    library: ctypes.CDLL, rows: Rows, group_of: Places, windows: Rows, kind_of: Places, shape: tuple[int, int]
+) -> NDArray[np.int64]:
+    """Return how long intervals lie inside of windows, by their groups and the windows' kinds."""
+    given = [np.ascontiguousarray(one, np.int64) for one in (rows, group_of, windows, kind_of)]
+    sums = np.zeros(shape, np.int64)
+    rows_at, groups_at, windows_at, kinds_at = map(_address, given)
+    library.rltrace_add_up(rows_at, groups_at, len(rows), windows_at, kinds_at, len(windows), *shape, _address(sums))
+    return sums
+
+
+def _address(array: NDArray[np.int64]) -> int:
+    """Return where an array begins; its own `ctypes` takes three times as long."""
+    return int(array.__array_interface__["data"][0])
+
+
 def _of_own(array: NDArray[np.int64], many: int) -> NDArray[np.int64]:
-    """Return the beginning of an array, without the memory of the rest if that is much."""
-    return array[:many].copy() if many < len(array) // 2 else array[:many]
+    """Return the beginning of an array, without the memory of the rest."""
+    own: NDArray[np.int64] = array[:many].copy()
+    return own
