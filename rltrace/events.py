@@ -283,7 +283,7 @@ UNATTRIBUTED = "unattributed"
 """The owner of what nobody has named."""
 
 USED = "used_bytes"
-"""The counter of a device's total, as a process of the run reads it."""
+"""The counter of a device's total, as a process of the run reads it. Totals are no sum: who read last is right."""
 
 OWNERS = (
     "actor.params",

@@ -364,6 +364,11 @@ class Observations:
         self._on_lane: dict[Lane, list[Seen]] = {}
         for seen in self.processes:
             self._on_lane.setdefault(seen.lane, []).append(seen)
+        self.samplers = [seen for seen in self.processes if seen.process.role == SAMPLER]
+        self.pids: dict[str, set[int]] = {}
+        """Those of each host's processes."""
+        for process in processes:
+            self.pids.setdefault(process.host, set()).add(process.pid)
         self.start_ns = min((seen.first_ns for seen in self.processes), default=0)
         self.end_ns = max((seen.last_ns for seen in self.processes), default=0)
         """The time of the last event of all."""

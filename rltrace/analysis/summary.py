@@ -63,6 +63,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One item per host that was sampled."""
     clock_domains: int
     """How many clocks wrote it; if more than 1, see `clocks`."""
+    ranks_started: int | None
+    """How many ranks the launcher started on all hosts, as they say; None if it did not tell them."""
+    ranks_missing: int
+    """How many of these are in no process of the Recording, such as those of hosts whose folders are not in it."""
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +92,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     damaged_segments: int
     """Segments that are missing or changed after they were closed. What can still be read counts, and may be wrong."""
     dropped_segments: int
-    """Segments that were dropped, oldest first, to keep to `max_bytes`."""
+    """Segments that were dropped, oldest first, to keep to `--max-disk` or `max_bytes`."""
     dropped_bytes: int
     """Size of these segments."""
 
@@ -126,6 +130,19 @@ class Inferred(msgspec.Struct, frozen=True):
     """`step`, or the phase."""
     reason: str
     """From what it was inferred."""
+
+
+class Folded(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks or steps of which a large summary has only those that stand out, because the others are alike."""
+
+    of: str
+    """`ranks` or `steps`."""
+    there: int
+    """How many the run has."""
+    kept: list[int]
+    """Those that have items in the lists below."""
+    option: str
+    """What to add to the command to get another one, for example."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,9 +226,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     unsealed: list[Unsealed]
     """One item per process that is alive or did not end in good order; empty in Recordings that have no checksums."""
     lost_events: int
-    """Sum over all processes; what was dropped to keep to `max_bytes` is in `losses` only."""
+    """Sum over all processes; what was dropped to keep to a bound is in `losses` only."""
     complete: bool | None
     """Whether every process ended its part in good order; None if nobody saw how the others ended."""
+    folded: list[Folded] = []
+    """What is left out of the lists of a large run, above 640 ranks times steps: their items are of some ranks and
+    steps only. `steps`, `steady`, `errors` and whatever is no item of a rank or a step are whole. Empty if nothing
+    is."""
 
 
 class Analysed(NamedTuple):
@@ -238,8 +259,6 @@ def _analyse(recording: Recording) -> Analysed:
     windows = StepWindows(seen)
     measured = clocks(seen.processes, seen.time_line)
     all_steps, phases = steps(seen, windows), rank_steps(seen, windows)
-    if recording.steps_are_chosen:
-        phases = [row for row in phases if row.step is not None]  # the start-up is not in it
     of_requests, of_rollout = ways(seen), rollouts(seen, windows)
     of_processes = processes(seen)
     summary = Summary(
@@ -274,7 +293,7 @@ def _analyse(recording: Recording) -> Analysed:
         not_applicable=names_not_applicable(seen),
         open_spans=open_spans(seen),
         errors=span_errors(seen, windows),
-        losses=_losses(recording),
+        losses=losses(recording),
         unidentified=[
             UnidentifiedProcess(process_key=process.key, pid=process.pid, unreadable_events=process.records)
             for process in recording.unidentified
@@ -302,6 +321,8 @@ def _run(seen: Observations, clock_domains: int) -> Run:
         versions=manifest.get("versions") or {},
         machines=machines(seen.recording.processes),
         clock_domains=clock_domains,
+        ranks_started=seen.recording.ranks.started,
+        ranks_missing=seen.recording.ranks.missing,
     )
 
 
@@ -318,7 +339,7 @@ def _is_complete(found: Sequence[ProcessFigures]) -> bool | None:
     return None if states and states <= {"ended", "gone"} else False
 
 
-def _losses(recording: Recording) -> list[Losses]:
+def losses(recording: Recording) -> list[Losses]:
     """Return the losses; call this after the events were read, because torn and orphan records are known only then."""
     of_processes = [
         Losses(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.observations import Observations, Samples
-from rltrace.events import SAMPLER, subject
+from rltrace.events import subject
 
 SAMPLED_USED, SAMPLED_RESERVED = "gpu.used_bytes", "gpu.reserved_bytes"
 
@@ -38,8 +38,7 @@ def used_memory(seen: Observations, lane: Lane) -> UsedMemory:
     looked = [
         point for process in seen.on(lane) for point in zip(process.used.times_ns, process.used.values, strict=True)
     ]
-    samplers = [process for process in seen.processes if process.process.role == SAMPLER]
-    sampled = [point for process in samplers for point in sampled_points(process.sampled, str(lane.device))]
+    sampled = [point for process in seen.samplers for point in sampled_points(process.sampled, str(lane.device))]
     points = sorted([(*point, False) for point in looked] + [(*point, True) for point in sampled])
     times_ns, size_bytes, is_sampled = zip(*points, strict=True) if points else ((), (), ())
     return UsedMemory(np.array(times_ns, np.int64), np.array(size_bytes, np.float64), np.array(is_sampled, np.bool_))

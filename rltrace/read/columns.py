@@ -247,15 +247,15 @@ class _Decoding:
         self.process.torn += torn
         self.process.orphans += orphans
         self.process.stray_flows += strays
-        self.process.threads.update(self.decoder.threads())
 
     def _taken(self) -> Columns:
         raw, arguments = self.decoder.take()
+        self.process.threads.update(self.decoder.threads())
         self._learn()
         if not self._is_same:
             raw |= {name: self._placed(raw[name]) for name in ("name", "sample_name")}
             arguments |= {key: self._placed(arguments[key]) for key in _TEXTS}
-        args = _Encoded(self, raw, arguments)
+        args = Encoded(self, raw, arguments)
         args.check()
         self._end_in_pauses(raw)
         on_time_line = _time_line(self.process.alignment)
@@ -312,7 +312,7 @@ class _Decoding:
         return found.without(unfit) if unfit else found
 
 
-class _Encoded:
+class Encoded:
     """The arguments of rows as they were written."""
 
     def __init__(

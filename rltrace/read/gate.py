@@ -183,6 +183,7 @@ IDENTITY: dict[str, Check] = {
     "parent": maybe(text),
     "role": maybe(text),
     "rank": maybe(_rank),
+    "world_size": maybe(_rank),
     "device": maybe(record({"host": maybe(text), "uuid": maybe(text)})),
     "name": maybe(text),
     "machine": maybe(
@@ -237,7 +238,7 @@ LINES: dict[str, Check] = {
     "cost": by_name(number),
     "unavailable": record({"what": Field(text), "reason": Field(text)}),
     "allocations": record({"step": Field(_count)}),
-    "lost": record({"segments": Field(_count), "bytes": Field(_size), "segment": text}),
+    "lost": record({"segments": Field(_count), "bytes": Field(_size), "segment": text, "by": text}),
     "left": record({"running": Field(many(text)), "ts_ns": _time_ns}),
     "seal": record({"segment": Field(text), "bytes": Field(_size), "crc32": Field(whole(0, 2**32 - 1))}),
     "end": record({"end_ns": Field(_time_ns), "counts": by_name(whole(0, 2**64 - 1)), "segments": _count}),

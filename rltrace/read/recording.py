@@ -20,16 +20,17 @@ from typing import Any, NamedTuple
 from rltrace.errors import RecordingError
 from rltrace.events import AUTOMATIC, MARKED_SINCE, SAMPLER, STEP, VERSION, Args, Counter, Span, is_of_bytes
 from rltrace.host import clock, regular_file
+from rltrace.host.clock import Domain
 from rltrace.limits import LIMITS, Limits
 from rltrace.read import alignment, archive, ending, engines, gate, order, unmarked
-from rltrace.read.alignment import Alignment, Domain
+from rltrace.read.alignment import Alignment
 from rltrace.read.crossing import Crossing
 from rltrace.read.ending import Ending
 from rltrace.read.inferred import can_infer, is_known, with_inferred
 from rltrace.read.records import records
 from rltrace.read.step_records import StepRecords
 from rltrace.read.window import Cut, inside
-from rltrace.record import checksum, manifest
+from rltrace.record import checksum, clock_readings, manifest
 from rltrace.record.manifest import LINES
 from rltrace.record.process import (
     COUNT_SLOTS,
@@ -117,7 +118,7 @@ class Recording:
         run's clock.
         """
         processes = [process for process in self._found if process.is_identified]
-        reference = self._clock_domain_of_run
+        reference = self.own_domain
         aligned = alignment.read(self.folder, reference) if reference else {}
         for process in processes:
             if reference and process.clock_domain != reference and process.clock_domain in aligned:
@@ -131,7 +132,7 @@ class Recording:
             cuts: For each process in the part, by its key, what of it.
             steps_are_chosen: It is a part of chosen steps.
         """
-        _ = self.time_domain  # of the whole
+        _ = self.time_domain, self.ranks  # of the whole
         part = copy.copy(self)
         part.steps_are_chosen = steps_are_chosen
         part.processes = [process.part(cuts[process.key]) for process in self.processes if process.key in cuts]
@@ -181,13 +182,20 @@ class Recording:
         nobody measured.
         """
         domains = {process.time_domain for process in self.processes}
-        if self._clock_domain_of_run in domains:
-            return self._clock_domain_of_run
+        if self.own_domain in domains:
+            return self.own_domain
         first = min(self.processes, key=_seniority, default=None)
         return first.time_domain if first else None
 
+    @cached_property
+    def ranks(self) -> Ranks:
+        """Return how many ranks there were, and how many of them are missing."""
+        started = max((process.world_size for process in self.processes if process.world_size), default=None)
+        here = {process.rank for process in self.processes if process.rank is not None}
+        return Ranks(started, 0 if started is None else started - sum(rank < started for rank in here))
+
     @property
-    def _clock_domain_of_run(self) -> Domain | None:
+    def own_domain(self) -> Domain | None:
         """Return the clock domain of the process that made the Recording; older ones do not say."""
         said = self.manifest.get("clock_domain")
         return (str(said.get("boot_id")), str(said.get("time_namespace"))) if said else None
@@ -196,6 +204,17 @@ class Recording:
     def is_live(self) -> bool:
         """Return whether the process that owns the run is still alive, as seen from its host."""
         return manifest.is_live(self.folder)
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether no process of this host writes to it any more, so that it says the same from here on."""
+        if self.is_live or any(process.is_alive for process in self.processes):
+            return False
+        opening = (self.folder / OPENING).glob("*/")
+        unsaid = (process.folder for process in self._found if not process.is_identified)
+        return not any(_is_opening(folder, key_of_opening(folder.name)) for folder in opening) and not any(
+            _is_opening(folder, folder.name) for folder in unsaid
+        )
 
     @property
     def is_watched(self) -> bool:
@@ -252,7 +271,7 @@ class Recording:
         counts = {
             manifest.FILE: self._damaged_fields,
             manifest.UNTRACED: self._read_untraced().damaged,
-            alignment.FILE: alignment.read_lines(self.folder).damaged,
+            clock_readings.FILE: alignment.read_lines(self.folder).damaged,
             ending.FILE: int(ending.is_damaged(self.folder)),
         }
         return {file: many for file, many in counts.items() if many}
@@ -262,6 +281,15 @@ class Recording:
         """Return how many events could not be written, over all processes."""
         unreadable = sum(process.records for process in self.unidentified)
         return unreadable + sum(process.lost_events for process in self.processes)
+
+
+class Ranks(NamedTuple):
+    """The ranks of a run, on all of its hosts."""
+
+    started: int | None
+    """How many the launcher started; None if no process says so."""
+    missing: int
+    """How many of them no process of the Recording is."""
 
 
 class Unidentified(NamedTuple):
@@ -363,7 +391,9 @@ class Process:
         self._unfit_fields = 0
         self._seals: dict[str, checksum.Sum] = {}
         """Checksums of segments that are full or closed."""
-        self._dropped: set[str] = set()
+        self._dropped: dict[str, bool] = {}
+        """Names of segments that were dropped, and whether the process did it to keep to a bound of its own: then they
+        are not among those that it says it has closed."""
         self._last_counts: dict[int, int] | None = None
         """The content of `counts.u64` when it ended."""
         self._closed_segments: int | None = None
@@ -410,6 +440,11 @@ class Process:
     @property
     def rank(self) -> int | None:
         return self.identity.get("rank")
+
+    @property
+    def world_size(self) -> int | None:
+        """How many ranks its launcher started, on all hosts together."""
+        return self.identity.get("world_size")
 
     @property
     def device(self) -> dict[str, Any] | None:
@@ -543,6 +578,13 @@ class Process:
         self.unfit, self.unsealed = self._unfit_fields, {}
 
     @property
+    def names_of_unsealed(self) -> list[str]:
+        """Return the segments that nobody closed; none of a process that ended before there were checksums."""
+        if not self.has_checksums and self.end_ns is not None:
+            return []
+        return sorted(file.name for file in self.folder.glob("*.seg") if file.name not in self._seals)
+
+    @property
     def is_cut(self) -> bool:
         """Return whether it is a part of a process, of which only some events count."""
         return self._cut.windows is not None
@@ -638,9 +680,7 @@ class Process:
         elif kind == "allocations":
             self.allocations_begun.add(line["step"])
         elif kind == "lost":
-            self.dropped_segments += line["segments"]
-            self.dropped_bytes += line["bytes"]
-            self._dropped |= {line["segment"]} if "segment" in line else set()
+            self._drop(line)
         elif kind == "left":
             self.left_running |= set(line["running"])
             self.left_ns = line.get("ts_ns")
@@ -656,6 +696,16 @@ class Process:
             self.gone_ns = line["end_ns"]
             if self.killed_by is None and self.end_ns is None:
                 self.end_ns = self.gone_ns
+
+    def _drop(self, line: dict[str, Any]) -> None:
+        """Count a segment that was dropped; whoever finishes what a killed process began says so again."""
+        name = line.get("segment")
+        if name is not None and name in self._dropped:
+            return
+        self.dropped_segments += line["segments"]
+        self.dropped_bytes += line["bytes"]
+        if name is not None:
+            self._dropped[name] = "by" not in line
 
     def _life_ns(self) -> tuple[int, int]:
         last_ns = max((at_ns for at_ns in (self.end_ns, self.gone_ns) if at_ns is not None), default=None)
@@ -697,13 +747,13 @@ class Process:
         return False
 
     def check_all_there(self, names: Iterable[str]) -> None:
-        """Count the segments that were closed and are missing, apart from those that were dropped to keep to
-        `max_bytes`."""
-        if self.is_alive:  # it may have dropped one a moment ago
+        """Count the segments that were closed and are missing, apart from those that were dropped."""
+        if self.is_alive:  # one may have been dropped a moment ago
             return
-        missing = self._seals.keys() - self._dropped - set(names)
+        missing = self._seals.keys() - self._dropped.keys() - set(names)
         closed = 0 if self._closed_segments is None else self._closed_segments
-        self.damaged_segments += len(missing) + max(0, closed - len(self._seals.keys() - self._dropped))
+        own = {name for name, is_own in self._dropped.items() if is_own}
+        self.damaged_segments += len(missing) + max(0, closed - len(self._seals.keys() - own))
 
     def _count(self, slot: int) -> int:
         if self._last_counts is not None:
@@ -870,7 +920,7 @@ class _EventReader:
         except regular_file.RefusedError:
             self._damaged()
             return None
-        except OSError:  # dropped by `max_bytes` a moment ago
+        except OSError:  # dropped a moment ago
             return None
         if self.process.check_segment(path.name, data):
             return Segment(data, 0, gate.MOST_NS)

@@ -40,7 +40,7 @@ BASE: dict[str, Any] = {
         "sleep_level": 2,
         "bucket_megabytes": 512,
     },
-    "actor": {"minibatches": 1, "micro_batch": 2, "learning_rate": 1.0e-6, "betas": [0.9, 0.999]},
+    "actor": {"minibatches": 1, "micro_batch": 2, "learning_rate": 0.0001, "betas": [0.9, 0.999]},
     "ref": {"offload": True},
 }
 """Micro-batches are small and the ref is offloaded, as a first configuration has it that is afraid of its memory."""

@@ -72,6 +72,15 @@ class Vllm:
         weight_transfer.name_hooks(patches)
 
 
+BEATS = (
+    f"{WORKER}.execute_model",
+    f"{RUNNER}._dummy_run",  # which profiling and capture run
+    f"{RUNNER}._dummy_sampler_run",  # the last part of a warm-up, whose kernels are compiled for seconds
+    "vllm.model_executor.model_loader.base_loader:initialize_model",  # allocates the parameters
+)
+"""Calls after which memory may have changed, though no phase ends."""
+
+
 def install_startup(patches: PatchSet, pools: Pools) -> None:
     """Name the hooks on the phases before the first request; the memory that they reserve is sampled after them."""
 
@@ -91,7 +100,7 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
     patches.around(f"{RUNNER}.load_model", keep_self, meet_weights, reads=attributes(RUNNER, "model"))
     kv_caches = attributes(RUNNER, "kv_caches")
     patches.around(f"{RUNNER}.initialize_kv_cache", keep_self, meet_kv_cache, reads=kv_caches)
-    for target in (f"{WORKER}.execute_model", f"{RUNNER}._dummy_run"):  # which profiling and capture run
+    for target in BEATS:
         patches.around(target, nothing_before, beating(TURNS))
     # Its parameters have been allocated, and are filled now.
     patches.around("vllm.model_executor.models.utils:AutoWeightsLoader.load_weights", beating(TURNS), nothing_after)
