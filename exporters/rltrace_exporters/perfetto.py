@@ -21,6 +21,7 @@ from rltrace_exporters import perfetto_tracks as tracks
 from rltrace_exporters.perfetto_devices import DeviceCounters
 from rltrace_exporters.perfetto_packets import BLOCK_BYTES, TYPE_COUNTER, TYPE_INSTANT, packet
 from rltrace_exporters.perfetto_process import REALTIME, ProcessWriter
+from rltrace_exporters.perfetto_trajectories import Trajectories
 from rltrace_exporters.protobuf import data, double, integer, text
 
 _MONOTONIC = 3
@@ -53,6 +54,7 @@ class Perfetto:
         if any(process.is_alive for process in processes):
             _write_snapshot(trace, time_ns(), sequence=len(processes) + 3)
         _write_devices(trace, devices, sequence=len(processes) + 2)
+        trace.trajectories.write(trace, sequence=len(processes) + 4)
         trace.end()
 
 
@@ -163,6 +165,7 @@ class _Trace:
         self.tracks = 0
         self.process_names: dict[str, str] = {}
         """The name of each process, by its key."""
+        self.trajectories = Trajectories()
         self.digest = blake2b(digest_size=16)
         """Digest of everything that was written."""
 

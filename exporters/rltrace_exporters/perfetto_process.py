@@ -47,6 +47,8 @@ from rltrace_exporters.perfetto_packets import (
     name_packet,
     packet,
 )
+from rltrace_exporters.perfetto_trajectories import NAMES as TRAJECTORY_NAMES
+from rltrace_exporters.perfetto_trajectories import Trajectories
 from rltrace_exporters.protobuf import data, double, fixed64, integer, varint
 
 MOST_NAMES = 20_000
@@ -63,6 +65,7 @@ class Trace(Protocol):
 
     memory: tracks.MemoryUnit
     process_names: dict[str, str]
+    trajectories: Trajectories
 
     def track(self, descriptor: Callable[[int], bytes]) -> int:
         """Append the descriptor that `descriptor(uuid)` makes, and return the new track's uuid."""
@@ -237,6 +240,7 @@ class ProcessWriter:
             self.of_keys = np.append(self.of_keys, np.array(new, np.int32))
         arrows = self._arrows(chosen, names)
         self._edges(chosen, names)
+        self._trajectories(chosen, names)
         for packets in self.encoder.encode(chosen, self.of_keys[numbers], self.offset_ns, arrows):
             self.trace.write(packets)
 
@@ -401,6 +405,14 @@ class ProcessWriter:
         edges = np.flatnonzero(names == self.name_numbers.get(MEMORY_EDGE, -1))
         for edge in chosen.columns.spans(chosen.first + edges):
             self.devices.add_edge(self.process, edge, self.offset_ns)
+
+    def _trajectories(self, chosen: Chosen, names: _Int64s) -> None:
+        """Keep what has a row of its trajectory too."""
+        numbers = [number for name, number in self.name_numbers.items() if name in TRAJECTORY_NAMES]
+        if numbers:
+            found = np.flatnonzero(np.isin(names, numbers))
+            if len(found):
+                self.trace.trajectories.add(self.uuid, chosen.columns, chosen.first + found, self.offset_ns)
 
 
 _OF_NAMES = {REQUEST: _REQUEST, COLLECTION: _COLLECTION}

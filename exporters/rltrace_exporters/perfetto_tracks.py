@@ -209,6 +209,11 @@ def row(uuid: int, parent: int, name: str) -> bytes:
     return integer(1, uuid) + integer(5, parent) + text(2, name) + integer(11, _EXPLICIT)
 
 
+def numbered_row(uuid: int, parent: int, name: str, position: int) -> bytes:
+    """Return the descriptor of a row that has its place among those of its group."""
+    return row(uuid, parent, name) + integer(12, position)
+
+
 def group(uuid: int, name: str) -> bytes:
     """Return the descriptor of a group of rows that belongs to no process."""
     return integer(1, uuid) + text(2, name) + integer(11, _EXPLICIT)

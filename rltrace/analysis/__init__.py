@@ -6,7 +6,7 @@ once, into `Observations` (`observations.py`); its parts can be called alone. No
 Seconds: `steps.py` finds the steps, `phases.py` divides each rank's step, and `steady.py` makes the means that tables
 show. `idle.py` and `computing.py` are about time in no phase, `gpu_work.py` about the GPUs' streams, `weight_sync.py`
 about the sync's stages, `spans.py` and `open_spans.py` about spans that are no phases. `lanes.py` says which processes
-are one rank, `intervals.py` does the arithmetic.
+are one rank, `intervals.py` does the arithmetic. `rollout.py` is about the trajectories that `trajectories.py` joins.
 
 Bytes: `ledger.py` sets the owners of a device against its total, moment by moment; `memory.py` takes peaks and phase
 boundaries from it. `same_moment.py` says which samples belong together, and in older Recordings `unstamped.py`;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,20 @@ from rltrace.read.columns import OPEN
 Numbers = NDArray[np.int64]
 Places = NDArray[np.intp]
 """Rows of a table, in the order of another one's; -1 where there is none."""
+
+
+class Timed(Protocol):
+    """Spans, as columns."""
+
+    @property
+    def starts(self) -> Numbers: ...
+    @property
+    def until(self) -> Numbers:
+        """When each ended; a large number while it is open."""
+
+    @property
+    def places(self) -> Numbers:
+        """Which thread and task of which process each was in."""
 
 
 class SpanTable:
@@ -30,6 +46,16 @@ class SpanTable:
         )
         """The place of each one's process."""
 
+    @cached_property
+    def places(self) -> Numbers:
+        """Which thread and task of which process each was in."""
+        return self.column("places")
+
+    @cached_property
+    def ids(self) -> Numbers:
+        """The trajectory that each says it belongs to; 0 if it does not say."""
+        return self.column("trajectories")
+
     def column(self, name: str) -> Numbers:
         """Return a column of numbers."""
         return np.concatenate([np.empty(0, np.int64), *(np.array(getattr(k, name), np.int64) for k in self._kept)])
@@ -43,9 +69,9 @@ def passed(seen: Observations, name: str) -> SpanTable:
     return SpanTable(seen, lambda process: process.passed.get(name))
 
 
-def around(inner: SpanTable, outer: SpanTable) -> Places:
+def around(inner: Timed, outer: Timed) -> Places:
     """Return the span of the same thread and task that is around each one."""
-    found = last_begun(inner.column("places"), inner.starts, outer.column("places"), outer.starts)
+    found = last_begun(inner.places, inner.starts, outer.places, outer.starts)
     return np.where(at(outer.until, found) >= inner.until, found, -1)
 
 

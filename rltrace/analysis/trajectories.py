@@ -7,19 +7,31 @@ around it in its task. verl runs the tools of a turn in tasks of their own, and 
 from __future__ import annotations
 
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.observations import Observations, once
 from rltrace.analysis.requests import engines_of
-from rltrace.analysis.span_tables import Numbers, Places, SpanTable, around, at, last_begun, passed
+from rltrace.analysis.span_tables import Numbers, Places, SpanTable, Timed, around, at, last_begun, passed
 from rltrace.events import AGENT_REQUEST, GENERATE, TURN
 from rltrace.read.columns import OPEN
 
 TURNS = (TURN, AGENT_REQUEST, GENERATE)
 """Spans that are turns of a trajectory: the first of these kinds that a Recording has inside of one."""
+
+
+class Located(Timed, Protocol):
+    """Spans, as columns, with the trajectories that they say they belong to."""
+
+    @property
+    def ids(self) -> Numbers:
+        """The id of the trajectory; 0 if it does not say one."""
+
+    @property
+    def process(self) -> Numbers:
+        """A number for the process of each."""
 
 
 class Calls(NamedTuple):
@@ -61,17 +73,7 @@ class Trajectories:
 
     def of(self, spans: SpanTable) -> Places:
         """Return the trajectory of each span; -1 if none is known."""
-        ids, own_ids = spans.column("trajectories"), self.table.column("trajectories")
-        found = np.where(ids != 0, -1, around(spans, self.table))
-        # Programs number the trajectories of each process; of equal ids, the own process's counts.
-        for keys, own_keys in (
-            (_of_process(ids, spans.process), _of_process(own_ids, self.table.process)),
-            (ids, own_ids),
-        ):
-            said = last_begun(keys, spans.starts, own_keys, self.table.starts)
-            is_said = (ids != 0) & (found < 0) & (at(self.table.until, said) >= spans.starts)
-            found = np.where(is_said, said, found)
-        return found
+        return owners(spans, self.table)
 
     def turns_of_each(self) -> NDArray[np.int64]:
         """Return how many turns each trajectory has."""
@@ -91,6 +93,19 @@ class Trajectories:
         asked = engines_of(generations, engines)
         found[asked[asked >= 0]] = of_generation[asked >= 0]
         return found
+
+
+def owners(spans: Located, trajectories: Located) -> Places:
+    """Return the trajectory of each span; -1 if none is known."""
+    ids = spans.ids
+    found = np.where(ids != 0, -1, around(spans, trajectories))
+    # Programs number the trajectories of each process; of equal ids, the own process's counts.
+    own_keys = _of_process(ids, spans.process), _of_process(trajectories.ids, trajectories.process)
+    for keys, of_keys in (own_keys, (ids, trajectories.ids)):
+        said = last_begun(keys, spans.starts, of_keys, trajectories.starts)
+        is_said = (ids != 0) & (found < 0) & (at(trajectories.until, said) >= spans.starts)
+        found = np.where(is_said, said, found)
+    return found
 
 
 def _of_process(ids: Numbers, process: Numbers) -> Numbers:

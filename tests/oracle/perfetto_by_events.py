@@ -16,6 +16,7 @@ import numpy as np
 from rltrace_exporters import perfetto_tracks as tracks
 from rltrace_exporters.perfetto import Clocks
 from rltrace_exporters.perfetto_devices import DeviceCounters
+from rltrace_exporters.perfetto_trajectories import NAMES, Trajectories
 from rltrace_exporters.protobuf import PAIRS, SHORT, SMALL, data, double, fixed64, integer, rest_of_nine, text, varint
 from rltrace_exporters.rows import FlatRow, NestedRow, Row, Rows
 
@@ -34,6 +35,7 @@ from rltrace.events import (
     asked_ids,
     is_of_bytes,
 )
+from rltrace.read import columns
 from rltrace.read.gate import plain
 from rltrace.read.recording import Process, Recording, in_order
 
@@ -75,6 +77,7 @@ class PerfettoByEvents:
         if any(process.is_alive for process in processes):
             _write_snapshot(trace, time_ns(), sequence=len(processes) + 3)
         _write_devices(trace, devices, sequence=len(processes) + 2)
+        _write_trajectories(trace, processes, clocks, sequence=len(processes) + 4)
         trace.end()
 
 
@@ -122,6 +125,16 @@ def _write_devices(trace: _Trace, devices: DeviceCounters, sequence: int) -> Non
         trace.flush()
 
 
+def _write_trajectories(trace: _Trace, processes: Iterable[Process], clocks: Clocks, sequence: int) -> None:
+    """Write the rows of trajectories, which the importer is asked about in a test of their own."""
+    kept = Trajectories()
+    for number, process in enumerate(processes):
+        for rows in columns.read(process):
+            chosen = np.flatnonzero(np.array([rows.texts[name] in NAMES for name in rows.name.tolist()], np.bool_))
+            kept.add(number, rows, chosen, clocks.offset_ns(process))
+    kept.write(trace, sequence)
+
+
 def _write_snapshot(trace: _Trace, now_ns: int, sequence: int) -> None:
     """Write a row that says when a live run was looked at, with an instant there."""
     uuid = trace.track(partial(tracks.group, name=tracks.snapshot(now_ns)))
@@ -164,6 +177,10 @@ class _Trace:
             "rltrace.clock_error_bound": clocks.error_bound,
         }
         self.packet(data(126, b"".join(data(1, _attribute(key, value)) for key, value in facts.items())))
+
+    def write(self, packets: bytes) -> None:
+        """Append whole packets."""
+        self.packets.append(packets)
 
     def packet(self, fields: bytes) -> None:
         """Append one packet that says nothing about its sequence but its number, or nothing at all."""

@@ -61,9 +61,8 @@ class SchedulerRequests:
             for request in batch.reqs:
                 if request.output_ids:
                     self._requests.has_token(request.rid)
-        for request in batch.reqs:
-            if request.finished_reason is not None:  # an overlapped batch has it once more
-                self._end(request)
+        for request in [request for request in batch.reqs if request.finished_reason is not None]:
+            self._end(request)  # an overlapped batch has it once more
 
     def before_abort(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         """Keep the scheduler, and the requests that wait: an aborted one leaves without a batch."""

@@ -57,9 +57,11 @@ def end(opened: Any, _result: Any, error: BaseException | None) -> None:
     end_generation(opened, error)
 
 
-def begin_async(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Open the span of one request."""
-    return begin_request("vLLM", sequences=1)
+def begin_async(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Open the span of one request, by whose id the engine knows it."""
+    request_id = argument("request_id", 3, args, kwargs, None)
+    known = {} if request_id is None else {"request_id": str(request_id)}
+    return begin_request("vLLM", sequences=1, **known)
 
 
 class Loads(threading.local):
