@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from rltrace.cli.runs import (
+    MAX_DISK_OPTION,
     SAMPLE_OPTION,
     TRACING_HELP,
+    bound,
     check_disabled,
     claim,
     in_shell,
@@ -55,9 +57,10 @@ def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) ->
     callback=_chosen,
     help="Record every GPU allocation of these steps, such as 3 or 5-7,10; they take a little longer.",
 )
+@MAX_DISK_OPTION
 @SAMPLE_OPTION
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def exec_(out: str | None, allocations: str, sample_seconds: float, command: tuple[str, ...]) -> int:
+def exec_(out: str | None, allocations: str, max_disk: str, sample_seconds: float, command: tuple[str, ...]) -> int:
     """Run any COMMAND, and record it.
 
     It records all Python processes of COMMAND without any edit: rltrace exec -- python train.py. The exit code is that
@@ -69,6 +72,7 @@ def exec_(out: str | None, allocations: str, sample_seconds: float, command: tup
     supervisor.require_program(command[0])
     check_disabled()
     folder = claim(out, list(command), {})
+    say(f"recording into {folder}, {bound(folder, max_disk)}")
     if allocations:
         os.environ[allocation_steps.VARIABLE] = allocations
     outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds)

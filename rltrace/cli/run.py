@@ -15,8 +15,10 @@ import click
 
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import (
+    MAX_DISK_OPTION,
     SAMPLE_OPTION,
     TRACING_HELP,
+    bound,
     check_disabled,
     claim,
     in_shell,
@@ -37,8 +39,9 @@ _INTERRUPTS = {"SIGINT": "SIGINT (Ctrl-C)", "SIGHUP": "SIGHUP (the terminal was 
 @click.argument("config", type=click.Path())
 @click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
 @click.option("--force", is_flag=True, help="Try untested versions of vLLM, and GPUs that others use too.")
+@MAX_DISK_OPTION
 @SAMPLE_OPTION
-def run(config: str, out: str | None, force: bool, sample_seconds: float) -> int:
+def run(config: str, out: str | None, force: bool, max_disk: str, sample_seconds: float) -> int:
     """Run the GRPO example as CONFIG says, and record it.
 
     CONFIG is a YAML file such as examples/laptop.yaml. It is checked completely before anything starts. To
@@ -50,8 +53,9 @@ def run(config: str, out: str | None, force: bool, sample_seconds: float) -> int
     settings = checked(config, force)
     check_disabled()
     folder = claim(out, ["rltrace", "run", config], settings)
+    limit = bound(folder, max_disk)
     if not is_quiet():
-        show(echo, f"recording into {folder}; starting {_ranks(settings)}, which takes a while ...")
+        show(echo, f"recording into {folder}, {limit}; starting {_ranks(settings)}, which takes a while ...")
     with tempfile.TemporaryDirectory(prefix="rltrace-run-", ignore_cleanup_errors=True) as scratch:
         reason = Path(scratch, "reason")
         command = [sys.executable, "-m", PACKAGE, config, *(["--force"] if force else []), "--reason-to", str(reason)]

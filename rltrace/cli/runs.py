@@ -18,13 +18,15 @@ from rltrace import plugins
 from rltrace.cli.echo import echo
 from rltrace.errors import RecordingError, RltraceError
 from rltrace.limits import LIMITS, NO_LIMITS, Limits
-from rltrace.record import manifest
+from rltrace.record import disk_account, disk_budget, manifest
 from rltrace.record.announcement import complain
 from rltrace.record.lifecycle import default_folder
 from rltrace.run.sampler import INTERVAL_SECONDS
 
 if TYPE_CHECKING:
+    from rltrace.analysis.figures import Figures
     from rltrace.read.recording import Recording
+    from rltrace.read.selection import Selection
 
 RUNS = Path("rltrace-runs")
 
@@ -44,6 +46,25 @@ SAMPLE_OPTION = click.option(
     show_default=True,
     type=click.FloatRange(0),
     help="Seconds between two samples of this host and its GPUs; 0: none.",
+)
+
+
+def _checked_budget(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    try:
+        disk_budget.parse(text or disk_budget.UNBOUNDED)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return text
+
+
+MAX_DISK_OPTION = click.option(
+    "--max-disk",
+    metavar="SIZE",
+    default="",
+    envvar=disk_budget.VARIABLE,
+    callback=_checked_budget,
+    help="Disk that the Recording may use on each host, such as 20GB, or none for no bound; the oldest goes first.  "
+    "[default: 20 GB, or a tenth of what is free]",
 )
 
 
@@ -85,6 +106,16 @@ def open_run(run: str | None, limits: Limits) -> Recording:
     return recording
 
 
+def figures_of(recording: Recording, selection: Selection) -> Figures:
+    """Return the figures of a Recording, or of the part that was chosen; say which file of its cache is damaged."""
+    from rltrace.analysis.figures import figures
+
+    found = figures(recording, selection)
+    for why in found.damaged:
+        echo(f"rltrace: not used: {why}; the figures come from the segments", err=True)
+    return found
+
+
 def claim(out: str | None, command: list[str], config: Mapping[str, Any]) -> Path:
     """Make a new Recording that belongs to this process.
 
@@ -110,6 +141,26 @@ def claim(out: str | None, command: list[str], config: Mapping[str, Any]) -> Pat
             f"{folder}: cannot be written: {error.strerror or error}; name another folder with --out"
         ) from None
     return folder
+
+
+def bound(folder: Path, max_disk: str) -> str:
+    """Bound what is recorded into a new Recording on each host, and return what to say about this one.
+
+    Args:
+        folder: The Recording.
+        max_disk: As the user said it; the default if that is nothing.
+
+    Raises:
+        RecordingError: the account of the budget cannot be made.
+    """
+    if max_disk:
+        os.environ[disk_budget.VARIABLE] = max_disk
+    try:
+        return disk_budget.notice(disk_account.open_account(folder))
+    except OSError as error:
+        raise RecordingError(
+            f"{folder}: cannot be written: {error.strerror or error}; name another folder with --out"
+        ) from None
 
 
 def in_shell(folder: Path) -> str:

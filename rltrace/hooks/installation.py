@@ -15,7 +15,7 @@ from rltrace import plugins
 from rltrace.hooks.environment import reach_others, with_startup
 from rltrace.hooks.patching import HookRegister, PatchSet
 from rltrace.host.interruption import own_failure
-from rltrace.record import cluster, lifecycle, spans
+from rltrace.record import cluster, disk_budget, lifecycle, spans
 from rltrace.record.announcement import announce, complain
 from rltrace.record.process import UNSAID_ROLE
 
@@ -163,5 +163,5 @@ def _instrument(folder: str | os.PathLike[str] | None, **who: Any) -> Path | Non
         install(current)
         reach_others()
         if is_first:
-            announce(current.recording, current.key)
+            announce(current.recording, current.key, disk_budget.notice(current.budget_bytes))
     return path

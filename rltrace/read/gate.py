@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rltrace.events import (
+    AGENT_REQUEST,
     ALLOCATIONS_KEPT,
     DEVICE_TIME,
     ENGINE_STEP,
@@ -23,6 +24,7 @@ from rltrace.events import (
     MEMORY_MOVES,
     OUT_OF_MEMORY,
     REQUEST,
+    SERVER_REQUEST,
     STEP,
     WEIGHT_SYNC_STAGES,
 )
@@ -236,7 +238,7 @@ LINES: dict[str, Check] = {
     "cost": by_name(number),
     "unavailable": record({"what": Field(text), "reason": Field(text)}),
     "allocations": record({"step": Field(_count)}),
-    "lost": record({"segments": Field(_count), "bytes": Field(_size), "segment": text}),
+    "lost": record({"segments": Field(_count), "bytes": Field(_size), "segment": text, "by": text}),
     "left": record({"running": Field(many(text)), "ts_ns": _time_ns}),
     "seal": record({"segment": Field(text), "bytes": Field(_size), "crc32": Field(whole(0, 2**32 - 1))}),
     "end": record({"end_ns": Field(_time_ns), "counts": by_name(whole(0, 2**64 - 1)), "segments": _count}),
@@ -428,9 +430,13 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
     **dict.fromkeys(WEIGHT_SYNC_STAGES, _SIZES),
     **{name: {"bytes": number, "tag": text, "tags": _tags} for name in MEMORY_MOVES},
     STEP: {"step": _step},
-    REQUEST: {"queued_ns": number, "tokens": number},
+    REQUEST: dict.fromkeys(("queued_ns", "first_token_ns", "prompt_tokens", "cached_tokens", "tokens"), number),
+    **{name: {"prompt_tokens": number, "tokens": number} for name in (AGENT_REQUEST, SERVER_REQUEST)},
     FORWARD: {"rows": number, "columns": number},
-    ENGINE_STEP: {"running": _count, "waiting": _count, "preempted": _count, "kv_usage": number},
+    ENGINE_STEP: {
+        **dict.fromkeys(("running", "waiting", "preempted", "drafted", "accepted"), _count),
+        "kv_usage": number,
+    },
     MEMORY_EDGE: {
         "totals": by_name(number),
         "free_bytes": number,

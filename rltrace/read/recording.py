@@ -206,6 +206,17 @@ class Recording:
         return manifest.is_live(self.folder)
 
     @property
+    def is_settled(self) -> bool:
+        """Return whether no process of this host writes to it any more, so that it says the same from here on."""
+        if self.is_live or any(process.is_alive for process in self.processes):
+            return False
+        opening = (self.folder / OPENING).glob("*/")
+        unsaid = (process.folder for process in self._found if not process.is_identified)
+        return not any(_is_opening(folder, key_of_opening(folder.name)) for folder in opening) and not any(
+            _is_opening(folder, folder.name) for folder in unsaid
+        )
+
+    @property
     def is_watched(self) -> bool:
         """Return whether a supervisor made it, which sees how processes end; nobody does if a program records
         itself."""
@@ -380,7 +391,9 @@ class Process:
         self._unfit_fields = 0
         self._seals: dict[str, checksum.Sum] = {}
         """Checksums of segments that are full or closed."""
-        self._dropped: set[str] = set()
+        self._dropped: dict[str, bool] = {}
+        """Names of segments that were dropped, and whether the process did it to keep to a bound of its own: then they
+        are not among those that it says it has closed."""
         self._last_counts: dict[int, int] | None = None
         """The content of `counts.u64` when it ended."""
         self._closed_segments: int | None = None
@@ -565,6 +578,13 @@ class Process:
         self.unfit, self.unsealed = self._unfit_fields, {}
 
     @property
+    def names_of_unsealed(self) -> list[str]:
+        """Return the segments that nobody closed; none of a process that ended before there were checksums."""
+        if not self.has_checksums and self.end_ns is not None:
+            return []
+        return sorted(file.name for file in self.folder.glob("*.seg") if file.name not in self._seals)
+
+    @property
     def is_cut(self) -> bool:
         """Return whether it is a part of a process, of which only some events count."""
         return self._cut.windows is not None
@@ -660,9 +680,7 @@ class Process:
         elif kind == "allocations":
             self.allocations_begun.add(line["step"])
         elif kind == "lost":
-            self.dropped_segments += line["segments"]
-            self.dropped_bytes += line["bytes"]
-            self._dropped |= {line["segment"]} if "segment" in line else set()
+            self._drop(line)
         elif kind == "left":
             self.left_running |= set(line["running"])
             self.left_ns = line.get("ts_ns")
@@ -678,6 +696,16 @@ class Process:
             self.gone_ns = line["end_ns"]
             if self.killed_by is None and self.end_ns is None:
                 self.end_ns = self.gone_ns
+
+    def _drop(self, line: dict[str, Any]) -> None:
+        """Count a segment that was dropped; whoever finishes what a killed process began says so again."""
+        name = line.get("segment")
+        if name is not None and name in self._dropped:
+            return
+        self.dropped_segments += line["segments"]
+        self.dropped_bytes += line["bytes"]
+        if name is not None:
+            self._dropped[name] = "by" not in line
 
     def _life_ns(self) -> tuple[int, int]:
         last_ns = max((at_ns for at_ns in (self.end_ns, self.gone_ns) if at_ns is not None), default=None)
@@ -719,13 +747,13 @@ class Process:
         return False
 
     def check_all_there(self, names: Iterable[str]) -> None:
-        """Count the segments that were closed and are missing, apart from those that were dropped to keep to
-        `max_bytes`."""
-        if self.is_alive:  # it may have dropped one a moment ago
+        """Count the segments that were closed and are missing, apart from those that were dropped."""
+        if self.is_alive:  # one may have been dropped a moment ago
             return
-        missing = self._seals.keys() - self._dropped - set(names)
+        missing = self._seals.keys() - self._dropped.keys() - set(names)
         closed = 0 if self._closed_segments is None else self._closed_segments
-        self.damaged_segments += len(missing) + max(0, closed - len(self._seals.keys() - self._dropped))
+        own = {name for name, is_own in self._dropped.items() if is_own}
+        self.damaged_segments += len(missing) + max(0, closed - len(self._seals.keys() - own))
 
     def _count(self, slot: int) -> int:
         if self._last_counts is not None:
@@ -892,7 +920,7 @@ class _EventReader:
         except regular_file.RefusedError:
             self._damaged()
             return None
-        except OSError:  # dropped by `max_bytes` a moment ago
+        except OSError:  # dropped a moment ago
             return None
         if self.process.check_segment(path.name, data):
             return Segment(data, 0, gate.MOST_NS)

@@ -48,16 +48,17 @@ say_once, complain_once = functools.cache(say), functools.cache(complain)
 """Variants that say the same words only once per process."""
 
 
-def announce(recording: Path, process_key: str) -> None:
+def announce(recording: Path, process_key: str, limit: str) -> None:
     """Say where a program that traces itself records, unless another process owns the run. Never raises.
 
     Args:
         recording: Folder of the Recording.
         process_key: Key of this process.
+        limit: How much it records at most.
     """
     try:
         is_owner = json.loads(regular_file.read(recording / manifest.FILE))["owner"] == process_key
     except own_failure():  # of another host
         return
     if is_owner:
-        say(f"recording into {recording}; go on with `rltrace summary {shlex.quote(str(recording))}`")
+        say(f"recording into {recording}, {limit}; go on with `rltrace summary {shlex.quote(str(recording))}`")

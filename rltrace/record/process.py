@@ -99,25 +99,26 @@ class ProcessFolder:
         """Remove what was made aside; what readers see stays."""
         shutil.rmtree(self._aside, ignore_errors=True)
 
-    def append(self, kind: str, **fields: Any) -> None:
-        """Append one JSON line. If the process dies while writing it, the reader drops it.
+    def append(self, kind: str, **fields: Any) -> int:
+        """Append one JSON line, and return its bytes. If the process dies while writing it, the reader drops it.
 
         Raises:
             OSError: the disk is full.
         """
         number = self._unused.pop() if self._unused else next(self._numbers)
         try:
-            self._append(checksum.signed(to_json({"kind": kind, "line": number, **fields})))
+            return self._append(checksum.signed(to_json({"kind": kind, "line": number, **fields})))
         except BaseException:
             self._unused.append(number)
             raise
 
-    def _append(self, said: str) -> None:
+    def _append(self, said: str) -> int:
         line = self._broken_line + said.encode() + b"\n"
         written_bytes = self._write(line)
         self._broken_line = b"" if written_bytes == len(line) else b"\n"
         if self._broken_line:
             raise OSError(errno.ENOSPC, f"{written_bytes} of {len(line)} bytes were written", str(self.path / LINES))
+        return written_bytes
 
     def _write(self, line: bytes) -> int:
         if self._map.closed:

@@ -32,6 +32,7 @@ class Segment:
         self.map = map_new_file(path, size_bytes)
         self.path = path
         self.size_bytes = size_bytes
+        """What the file takes: less once it is closed."""
         self.write = self.map.write
         """Appends bytes; raises ValueError if they do not fit or the segment is closed."""
 
@@ -59,6 +60,6 @@ class Segment:
             with open(self.path, "r+b") as file:
                 # Another thread may have written between the two lines above; a record never ends in a zero.
                 file.seek(used_bytes)
-                file.truncate(used_bytes + len(file.read().rstrip(b"\0")))
+                self.size_bytes = file.truncate(used_bytes + len(file.read().rstrip(b"\0")))
         except own_failure(OSError):  # the zeros behind the records do no harm
             pass

@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rltrace.host.interruption import own_failure
 from rltrace.record import checksum
 from rltrace.record.announcement import complain, complain_once
 from rltrace.record.cluster import DIR_VARIABLE, PARENT_VARIABLE
+from rltrace.record.disk_account import Closed, DiskAccount, closed_in, on_disk
 from rltrace.record.encoding import encode, plain_text
 from rltrace.record.process import (
     COUNT_SLOTS,
@@ -38,6 +40,12 @@ _MAY_PASS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE
 
 MOST_UNSAID = 1000
 """Lines that are kept until there is a folder for them."""
+
+LINES_BYTES = 16 * 1024
+"""How much of the disk budget a process takes for its lines at a time."""
+
+FOLDER_BYTES = on_disk(COUNTS_BYTES) + LINES_BYTES + on_disk(1)
+"""What a process takes for its folder, its counts and its first lines."""
 
 _TOLD_AGAIN = ("process", "type", "hook")
 """Kinds of lines that `Recorder._lines` has."""
@@ -136,8 +144,8 @@ class Recorder:
         Args:
             recording: Folder with a manifest.
             start_ns: When this process began to record; now by default.
-            max_bytes: Bound on this process's segments; when it is reached, the oldest are dropped and counted. What
-                its threads are writing now, at most 1 MiB per thread, is never dropped.
+            max_bytes: Bound on this process's segments, within the host's disk budget; when it is reached, the oldest
+                are dropped and counted. What its threads are writing now, at most 1 MiB per thread, is never dropped.
             when_open: Called each time that the folder of this process, or of a forked child, exists.
             **who: Added to the process's identity: role, rank, device, name.
 
@@ -175,10 +183,19 @@ class Recorder:
         for hook in self._hooks.values():
             hook.restart()
         self._segments: list[Segment] = []
+        """Those whose checksum is still to be written: threads write to them, or a full disk kept it from them."""
+        self._last_number = 0
+        """Number of the newest segment."""
+        self._sealed_segments = 0
+        """How many have a checksum, without those that this process itself dropped."""
+        self._kept: deque[Closed] = deque()
+        """Those with a checksum, the oldest first, if this process has a bound of its own."""
         self._returned: list[Segment] = []
         self._is_closed = False
-        self._sealed: set[str] = set()
-        """Names of segments whose checksum was written."""
+        self._disk: DiskAccount | None = None
+        """None until this process has something to write."""
+        self._lines_left_bytes = LINES_BYTES
+        """What is left of what was taken for lines."""
         self._attempts = itertools.count(1)
         self._made: dict[str, tuple[ProcessFolder, list[Line]]] = {}
         """The folder that is to be shown, and what it says, by the key."""
@@ -247,6 +264,10 @@ class Recorder:
 
     def _attempt(self) -> tuple[ProcessFolder, list[Line]]:
         """Make a folder that no reader sees yet, with the `_lines` that say who this process is."""
+        if self._disk is None:
+            disk = DiskAccount(self.recording, self.key)
+            disk.take(FOLDER_BYTES)
+            self._disk = disk
         kind, who = self._lines()[0]
         line = {**identity(self.start_ns), "parent": os.environ.get(PARENT_VARIABLE), **who}
         return ProcessFolder(self.recording, self.key, next(self._attempts), (kind, line)), [(kind, who)]
@@ -266,7 +287,7 @@ class Recorder:
                 self.lose()
             return
         try:
-            self._folder.append(kind, **fields)
+            self._append(self._folder, kind, fields)
         except own_failure() as error:
             if kind in _TOLD_AGAIN and isinstance(error, OSError):
                 self._tell_again(RETRY_NS)
@@ -275,6 +296,14 @@ class Recorder:
         except BaseException:
             self._tell_again(0)
             raise
+
+    def _append(self, folder: ProcessFolder, kind: str, fields: dict[str, Any]) -> None:
+        """Append a line, and take more of the disk budget once `LINES_BYTES` are written."""
+        if self._lines_left_bytes < 0 and self._disk is not None:
+            more_bytes = on_disk(-self._lines_left_bytes) + LINES_BYTES
+            self._disk.take(more_bytes)
+            self._lines_left_bytes += more_bytes
+        self._lines_left_bytes -= folder.append(kind, **fields)
 
     def _tell_again(self, wait_ns: int) -> None:
         """Have `_open` write all that it knows once more, after some time has passed."""
@@ -285,8 +314,13 @@ class Recorder:
 
     def keep_to(self, max_bytes: int | None) -> None:
         """Bound this process's segments from the next one on; None keeps the present bound."""
-        if max_bytes is not None:
-            self.max_bytes = max_bytes
+        bound = self._sound({"max_bytes": max_bytes}).get("max_bytes")
+        if bound is None:
+            return
+        with self._lock:
+            if self.max_bytes is None and self._folder is not None:
+                self._kept = deque(sorted(closed_in(self._folder.path)))
+            self.max_bytes = bound
 
     def identify(self, **who: Any) -> None:
         """Say more about this process: role, rank, device, name. A wrong value is ignored, with a line on stderr."""
@@ -390,10 +424,12 @@ class Recorder:
         made = [] if segment is not None else [self._new_segment(held, len(header) + record_bytes)]
         segment = segment or made[0]
         segment.write(header)
+        number = max(self._last_number, int(segment.path.stem))
         full = None if held is None else held.segment
         holder = held or Held(self)
         # No call from here to the next comment, and so nothing that Python would run a signal handler after.
         self._segments += made
+        self._last_number = number
         holder.segment = segment
         local.held = holder
         # It has the segment now.
@@ -418,17 +454,32 @@ class Recorder:
         size_bytes = FIRST_BYTES if held is None and needed_bytes < FIRST_BYTES else NEXT_BYTES
         self._wait_for_space()
         self._drop_oldest(size_bytes)
+        assert self._disk is not None
+        try:
+            try:
+                self._disk.take(size_bytes)
+            except own_failure(OSError):
+                if needed_bytes >= FIRST_BYTES:
+                    raise
+                size_bytes = FIRST_BYTES  # there may be room for a small one
+                self._disk.take(size_bytes)
+            return self._allocated(size_bytes)
+        except own_failure(OSError):
+            self._retry_ns = clock.now_ns() + RETRY_NS
+            raise
+
+    def _allocated(self, size_bytes: int) -> Segment:
         try:
             return Segment(self._next_path(), size_bytes)
         except own_failure(OSError):
-            self._retry_ns = clock.now_ns() + RETRY_NS
+            assert self._disk is not None
+            self._disk.give_back(size_bytes)
             raise
 
     def _next_path(self) -> Path:
         """Return the path of the next segment; if a call was interrupted, its file exists already."""
         assert self._folder is not None
-        number = int(self._segments[-1].path.stem) if self._segments else 0
-        return self._folder.path / f"{number + 1:06d}.seg"
+        return self._folder.path / f"{self._last_number + 1:06d}.seg"
 
     def _wait_for_space(self) -> None:
         """Fail at once until `RETRY_NS` have passed: asking a full disk again and again would slow the program down."""
@@ -436,22 +487,25 @@ class Recorder:
             raise OSError("the disk was full a moment ago")
 
     def _drop_oldest(self, new_bytes: int) -> None:
-        if self.max_bytes is None:
+        """Drop this process's oldest segments until a new one fits its own bound."""
+        if self.max_bytes is None or self._disk is None:
             return
-        full = [s for s in self._segments[:-1] if s.is_closed]  # the newest one has the number to go on from
-        total_bytes = new_bytes + sum(s.size_bytes for s in self._segments)
-        for segment in full:
-            if total_bytes <= self.max_bytes:
-                return
-            total_bytes -= segment.size_bytes
-            self._segments.remove(segment)
-            segment.path.unlink(missing_ok=True)
-            self.append("lost", segments=1, bytes=segment.size_bytes, segment=segment.path.name)
+        total_bytes = new_bytes + sum(s.size_bytes for s in self._segments) + sum(s.size_bytes for s in self._kept)
+        while total_bytes > self.max_bytes and self._kept:
+            total_bytes -= self._kept[0].size_bytes
+            if self._disk.remove(self._kept[0].path) is not None:
+                self._sealed_segments -= 1
+            self._kept.popleft()
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """What the Recording may take of this host's disk; None if there is no bound, or nothing is written yet."""
+        return None if self._disk is None else self._disk.budget_bytes
 
     @property
     def has_written(self) -> bool:
         """Return whether this very process has recorded an event."""
-        return self.pid == os.getpid() and bool(self._segments)
+        return self.pid == os.getpid() and self._last_number > 0
 
     def take_back(self, segment: Segment) -> None:
         """Keep the segment of a dead thread for the next new thread, if it has room."""
@@ -463,15 +517,24 @@ class Recorder:
 
     def _seal(self, segment: Segment) -> None:
         """Close a segment and write its checksum, once: nothing can be written to it any more."""
+        mapped_bytes = segment.size_bytes
         segment.close()
-        if segment.path.name in self._sealed or self._folder is None:
+        if self._disk is not None:
+            self._disk.give_back(on_disk(mapped_bytes) - on_disk(segment.size_bytes))
+        if self._folder is None or segment not in self._segments:
             return
         try:
             found = checksum.of_file(segment.path)
-            self._folder.append("seal", segment=segment.path.name, bytes=found.size_bytes, crc32=found.crc32)
-        except own_failure(OSError):  # the disk is full, or a signal handler that records too has dropped the segment
+            seal = {"segment": segment.path.name, "bytes": found.size_bytes, "crc32": found.crc32}
+            self._append(self._folder, "seal", seal)
+            self._sealed_segments += 1
+        except own_failure(FileNotFoundError):  # it was dropped a moment ago
+            pass
+        except own_failure(OSError):  # the disk is full
             return
-        self._sealed.add(segment.path.name)
+        self._segments.remove(segment)
+        if self.max_bytes is not None:
+            self._kept.append(Closed(clock.now_ns(), segment.path, segment.size_bytes))
 
     def close(self) -> None:
         """End this process's part of the Recording."""
@@ -481,7 +544,7 @@ class Recorder:
                 self._open()
             if self._folder is None:
                 return
-            for segment in self._segments:
+            for segment in list(self._segments):
                 self._seal(segment)
             self._next_path().unlink(missing_ok=True)
             self._settle_hooks()
@@ -489,8 +552,7 @@ class Recorder:
             self._open()
             if self._is_behind:
                 self.lose()
-            are_sealed = all(segment.path.name in self._sealed for segment in self._segments)
-            segments = len(self._segments) if are_sealed else None
+            segments = None if self._segments else self._sealed_segments
             try:
                 counts = self._folder.counts_in_file()
                 self.append("end", end_ns=clock.now_ns(), segments=segments, counts=counts)

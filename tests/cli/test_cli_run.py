@@ -163,7 +163,8 @@ def test_long_start_and_interrupt_are_told(tmp_path: Path) -> None:
     command = [*RLTRACE, "run", str(LAPTOP), "--out", str(folder)]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert run.stdout is not None
-    assert run.stdout.readline().startswith(f"recording into {folder}; starting 2 ranks on ")
+    first = run.stdout.readline()
+    assert first.startswith(f"recording into {folder}, at most ") and "; starting 2 ranks on " in first
     while not Recording.open(folder).processes:
         assert run.poll() is None, run.communicate()
         time.sleep(0.05)

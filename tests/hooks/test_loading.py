@@ -76,7 +76,8 @@ def test_exec_passes_input_and_output(environment: installed.Environment, tmp_pa
         command, input=b"\x00bytes\xff\n", env=environment.variables(), cwd=tmp_path, capture_output=True, check=False
     )
     assert (done.returncode, done.stdout) == (7, b"\x00bytes\xff\n")
-    assert done.stderr.startswith(b"no\n")
+    said, theirs, *_ = done.stderr.splitlines()
+    assert said.startswith(b"rltrace: recording into run, at most ") and theirs == b"no"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -110,8 +111,9 @@ def test_exec_traces_children(environment: installed.Environment, tmp_path: Path
 def test_an_installed_wheel_needs_one_variable(
     environment: installed.Environment, tmp_path: Path, program: Path
 ) -> None:
-    done = environment.run(environment.python, program, cwd=tmp_path, RLTRACE_DIR="run")
-    said = f"rltrace: recording into {tmp_path}/run; go on with `rltrace summary {tmp_path}/run`\n"
+    done = environment.run(environment.python, program, cwd=tmp_path, RLTRACE_DIR="run", RLTRACE_MAX_DISK="20MB")
+    go_on = f"go on with `rltrace summary {tmp_path}/run`"
+    said = f"rltrace: recording into {tmp_path}/run, at most 20 MB (--max-disk); {go_on}\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran \nran \n", said), "once, not by the child"
     recording = Recording.open(tmp_path / "run")
     assert sorted(installed.span_names(tmp_path / "run")) == ["child", "parent"]
@@ -122,8 +124,9 @@ def test_an_installed_wheel_needs_one_variable(
 def test_self_traced_program_says_where(environment: installed.Environment, tmp_path: Path, program: Path) -> None:
     """A program that traces itself says where it records, unless it must be quiet."""
     code = f"import rltrace, runpy; rltrace.instrument('run'); runpy.run_path({str(program)!r})"
-    loud = environment.run(environment.python, "-c", code, cwd=tmp_path)
-    assert loud.stderr == f"rltrace: recording into {tmp_path}/run; go on with `rltrace summary {tmp_path}/run`\n"
+    loud = environment.run(environment.python, "-c", code, cwd=tmp_path, RLTRACE_MAX_DISK="none")
+    go_on = f"go on with `rltrace summary {tmp_path}/run`"
+    assert loud.stderr == f"rltrace: recording into {tmp_path}/run, with no bound on its size; {go_on}\n"
     assert sorted(installed.span_names(tmp_path / "run")) == ["child", "parent"]
     quiet = environment.run(environment.python, program, cwd=tmp_path, RLTRACE_DIR="quiet", RLTRACE_QUIET="1")
     assert (quiet.returncode, quiet.stderr) == (0, "")
@@ -224,7 +227,7 @@ def test_standard_library_has_nothing_to_trace(environment: installed.Environmen
     )
     done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
     assert done.returncode == 0
-    first, last = done.stderr.splitlines()
+    _, first, last = done.stderr.splitlines()
     assert first.startswith("rltrace: 2 processes not recorded (nothing to trace: only standard-library imports): ")
     assert first.endswith(" alone.py") and last.startswith("rltrace: recorded in run; ")
     shown = environment.rltrace("summary", "run", cwd=tmp_path).stdout
@@ -247,7 +250,7 @@ def test_forkserver_has_nothing_to_trace(environment: installed.Environment, tmp
     )
     done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
     assert done.returncode == 0
-    first, _ = done.stderr.splitlines()
+    _, first, _ = done.stderr.splitlines()
     assert first.startswith("rltrace: 2 processes not recorded (nothing to trace: only standard-library imports): ")
     said = json.loads(environment.rltrace("summary", "run", "--json", cwd=tmp_path).stdout)["untraced"]
     program, child = (" ".join(one["command"]) for one in sorted(said, key=lambda one: "-c" in one["command"]))
@@ -272,14 +275,14 @@ def test_forks_are_not_missed(environment: installed.Environment, tmp_path: Path
         "os.wait(); os.wait()\n"
     )
     done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
-    (line,) = done.stderr.splitlines()
+    _, line = done.stderr.splitlines()
     assert line.startswith("rltrace: recorded in run; ")
 
 
 def test_no_python_records_nothing(environment: installed.Environment, tmp_path: Path) -> None:
     """A command that is no Python is said to have recorded nothing."""
     done = environment.rltrace("exec", "--out", "run", "--", "sleep", "0.1", cwd=tmp_path)
-    (line,) = done.stderr.splitlines()  # and nothing to go on with
+    _, line = done.stderr.splitlines()  # and nothing to go on with
     assert line.startswith("rltrace: no process was recorded into run; `rltrace doctor -- COMMAND`")
 
 

@@ -198,7 +198,7 @@ def test_users_modules_are_the_programs(tmp_path, others, place):
     environment = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, env=environment, cwd=others, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, THEIRS), done.stderr
-    assert done.stderr.startswith("rltrace: recorded in ")
+    assert done.stderr.splitlines()[1].startswith("rltrace: recorded in ")
     recording = Recording.open(tmp_path / "run")
     assert sorted(process.role for process in recording.processes) == ["process", "sampler"]
     (program,) = [process for process in recording.processes if process.role == "process"]
@@ -342,7 +342,7 @@ def test_ended_run_is_not_reopened(tmp_path):
     assert again.returncode == 0
     warning, said = again.stderr.splitlines()
     assert warning == f"rltrace: {tmp_path}/run holds another run already; recording into {tmp_path}/run-2"
-    assert said.startswith(f"rltrace: recording into {tmp_path}/run-2; ")
+    assert said.startswith(f"rltrace: recording into {tmp_path}/run-2, at most ")
     assert [len(Recording.open(tmp_path / name).processes) for name in ("run", "run-2")] == [1, 1]
 
 

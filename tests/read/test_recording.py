@@ -496,7 +496,7 @@ def test_disk_has_no_secret(folder: Path) -> None:
     environment = {"PYTHONPATH": ":".join(sys.path), "WANDB_API_KEY": SECRET}
     subprocess.run([sys.executable, "-c", code, str(folder), *words, "--rank", "3"], check=True, env=environment)
     files = [path for path in folder.rglob("*") if path.is_file()]
-    assert len(files) == 4
+    assert len(files) == 5
     assert not any(SECRET.encode() in path.read_bytes() for path in files)
     command = Recording.open(folder).manifest["command"]
     assert command[-2:] == ["--rank", "3"] and command[4:6] == ["--api-key", "[redacted]"]

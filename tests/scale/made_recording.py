@@ -166,7 +166,7 @@ class Template:
         found: dict[int, list[list[Piece]]] = {}
         dropped: set[int] = set()
         calls = [0, 0, 0, 0]
-        for content, _, _ in process.segments():
+        for content, *_ in process.segments():
             thread = 0
             for record in records(content, lambda _: True, lambda: None, may_grow=False):
                 if len(record) == 3:

@@ -20,6 +20,8 @@ from rltrace.cli.tables.sync import leak_lines, wrong_line
 
 FEW = 3
 """How many of each kind are shown; `--all` shows every one."""
+MOST_CLOCKS = 4
+"""With more clocks, all share a line."""
 USUALLY_INCONSISTENT = 0.05
 """Share of the phase boundaries that are not consistent in a healthy run."""
 MISFIT = "malformed (a name that is not text, a value that is not a number, or an arrow without a direction)"
@@ -183,7 +185,7 @@ def _unsealed(summary: Summary) -> Iterator[str]:
 def _loss_line(loss: Losses, process: ProcessFigures | None) -> str:
     if process is None:
         return f"Lost from {loss.process_key}: {figures.count(loss.damaged_lines, 'line')} damaged"
-    dropped = f"({figures.size(loss.dropped_bytes)}) dropped to keep to max_bytes"
+    dropped = f"({figures.size(loss.dropped_bytes)}) dropped to keep within the bound of its size"
     counts = [
         (loss.lost_events - loss.misfit_records, "event", "that could not be written"),
         (loss.misfit_records, "record", MISFIT),
@@ -219,6 +221,23 @@ def _ranks(summary: Summary) -> Iterator[str]:
 
 def _clocks(summary: Summary) -> Iterator[str]:
     yield from (clock_line(clock) for clock in summary.clocks if not clock.is_reference and not clock.aligned)
+
+
+def clock_lines(clocks: Sequence[ClockFigures]) -> list[str]:
+    """Return how far the times of clocks that were aligned can be trusted: of each, or of all if they are many."""
+    aligned = [clock for clock in clocks if not clock.is_reference and clock.aligned]
+    known = [clock for clock in aligned if clock.bound_seconds is not None]
+    if len(aligned) <= MOST_CLOCKS or not known:
+        return [clock_line(clock) for clock in aligned]
+    worst = max(known, key=lambda clock: clock.bound_seconds or 0.0)
+    drifts = [clock.drift_ppm for clock in aligned if clock.drift_ppm is not None]
+    drift = f"drift {min(drifts):+.1f} to {max(drifts):+.1f} ppm" if drifts else "drift not measured"
+    readings = figures.between(*(f"{of(clock.readings for clock in aligned):,}" for of in (min, max)))
+    bound = figures.short(worst.bound_seconds or 0.0)
+    return [
+        f"Clocks of {len(aligned):,} other hosts: aligned within ±{bound} ({', '.join(worst.hosts)} has the largest "
+        f"bound), {drift}, {readings} readings each."
+    ]
 
 
 def clock_line(clock: ClockFigures) -> str:
