@@ -220,6 +220,8 @@ def _label(span: Span, learned: set[object], acting: set[object]) -> tuple[str, 
         if any(part in str(span.args.get("module")) for part in REWARD_MODELS):
             return REWARD, "forwards without gradient of a model that scores"
         return REF, "forwards without gradient of a model that no optimizer holds"
+    if span.args.get("without_adapters"):
+        return REF, "forwards without gradient of the model that learns, without its adapters"
     if acting & learned and model not in acting:
         return VALUES, "forwards without gradient of a model that learns and does not generate"
     return OLD, "forwards without gradient of the model that learns"
