@@ -30,6 +30,7 @@ ON_SGLANG = "tests/gpu/test_gpu_sglang.py"
 SHOWN = {
     "torch": (("2.13", "CPU", "tests/instrument/test_fsdp.py"), ("2.11", "GPU", "tests/gpu/test_gpu_memory.py")),
     "transformers": (("5.24", "CPU", "tests/instrument/test_any_loop.py"),),
+    "peft": (("0.21", "CPU", "tests/frameworks/test_peft.py"),),
     "ray": (("2.60", "CPU", "tests/instrument/test_ray.py"),),
     "vllm": (("0.26", "CPU", "tests/frameworks/test_vllm_cpu.py"), ("0.24", "GPU", "tests/gpu/test_gpu_memory.py")),
     "sglang": (("0.5.12", "CPU", "tests/frameworks/test_sglang_cpu.py"), ("0.5.12", "GPU", ON_SGLANG)),

@@ -19,6 +19,7 @@ INSTRUMENTATIONS = {
     "torch_models": "rltrace.instrument.torch.models:TorchModels",
     "torch_collectives": "rltrace.instrument.torch.collectives:TorchCollectives",
     "transformers": "rltrace.instrument.transformers:Transformers",
+    "peft": "rltrace.instrument.peft:Peft",
     "cuda_time": "rltrace.instrument.torch.cuda_time:CudaTime",
     "cuda_memory": "rltrace.instrument.memory.cuda_memory:CudaMemory",
     "allocations": "rltrace.instrument.memory.allocation_owners:Allocations",

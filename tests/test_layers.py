@@ -57,6 +57,7 @@ INSIDE = {
         "ray": set(),
         "trl": {"memory"},
         "transformers": {"torch"},
+        "peft": {"torch"},
         "reference": {"torch", "memory"},
         "vllm": {"torch", "memory"},
         "sglang": {"torch", "memory", "torch_memory_saver"},

@@ -23,6 +23,9 @@ from rltrace.record import manifest
 MOST_LOOKED_BYTES = 64 << 20
 """How many bytes of a run's segments are searched for steps, in order."""
 
+MOST_INFERRED_BYTES = 16 << 20
+"""How many bytes of segments are decoded to infer the steps of a run that marks none; 16 MiB take 1.5 s."""
+
 State = Literal["running", "ended", "failed", "interrupted", "incomplete"]
 
 
@@ -48,7 +51,7 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """How many steps have ended or begun, of the driver or the lowest rank that has some."""
     all_steps_seen: bool
-    """False if the run has more segments than are searched for steps: there may be more steps."""
+    """False if the run has more segments than are searched for steps, marked or inferred: there may be more steps."""
     mean_step_seconds: float | None
     """Mean of the steps after the first that ended and were recorded; None without one."""
     size_bytes: int
@@ -87,6 +90,8 @@ def _listed(path: Path, limits: Limits) -> ListedRun:
     created_ns = recording.manifest.get("created_unix_ns")
     ending = recording.ending
     spans, all_seen = _steps(path, recording.folder, processes, limits)
+    if not spans and all_seen:
+        spans, all_seen = _inferred_steps(path, recording, limits)
     whole = [(span, span.seconds) for span in spans if is_whole(span)]
     steady = [length for span, length in whole if span is not spans[0]] or [length for _, length in whole]
     return ListedRun(
@@ -140,6 +145,23 @@ def _steps(path: Path, folder: Path, processes: Sequence[Process], limits: Limit
             look.through(content)
         if look.spans:
             return look.spans, True
+    return [], True
+
+
+def _inferred_steps(path: Path, recording: Recording, limits: Limits) -> tuple[list[Span], bool]:
+    """Return the inferred steps of the first process that has some, in a run without others, and whether the search
+    was complete."""
+    if not any(process.infers for process in recording.processes):
+        return [], True
+    whole = Recording.open(path, limits) if path.is_file() else recording  # an archive, opened without its segments
+    left_bytes = MOST_INFERRED_BYTES
+    for process in in_order(process for process in whole.processes if process.infers):
+        left_bytes -= sum(file.stat().st_size for file in process.folder.glob(f"*{archive.SEGMENT}"))
+        if left_bytes < 0:
+            return [], False
+        process.run_has_steps = lambda: False  # they were looked for
+        if spans := [event for event in process.events() if isinstance(event, Span) and event.name == STEP]:
+            return spans, True
     return [], True
 
 

@@ -125,8 +125,9 @@ def infer(
             is_open = number == len(steps) - 1 and not is_over
             said = {"step": number, "inferred": True, "reason": reason}
             yield _span(found[0], STEP, start_ns, None if is_open else end_ns, said)
+    begun_ns = [piece.start_ns for piece in pieces if piece.span.end_ns is None]
     for name, start_ns, end_ns, why in _phases(pieces, steps, work):
-        is_open = any(piece.span.end_ns is None and start_ns <= piece.start_ns <= end_ns for piece in pieces)
+        is_open = any(start_ns <= at_ns <= end_ns for at_ns in begun_ns)
         for begin_ns, until_ns in _outside(start_ns, end_ns, own):
             ended_ns = None if is_open and until_ns == end_ns else until_ns
             if ended_ns is None or ended_ns - begin_ns >= LEAST_NS:
@@ -219,6 +220,8 @@ def _label(span: Span, learned: set[object], acting: set[object]) -> tuple[str, 
         if any(part in str(span.args.get("module")) for part in REWARD_MODELS):
             return REWARD, "forwards without gradient of a model that scores"
         return REF, "forwards without gradient of a model that no optimizer holds"
+    if span.args.get("without_adapters"):
+        return REF, "forwards without gradient of the model that learns, without its adapters"
     if acting & learned and model not in acting:
         return VALUES, "forwards without gradient of a model that learns and does not generate"
     return OLD, "forwards without gradient of the model that learns"

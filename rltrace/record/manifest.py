@@ -28,7 +28,7 @@ UNTRACED = "untraced.jsonl"
 """File in the Recording: processes of the run that were not traced, each with the reason."""
 
 VERSIONED = (
-    "rltrace-toolkit", "torch", "ray", "vllm", "sglang", "transformers", "deepspeed", "verl", "trl", "openrlhf",
+    "rltrace-toolkit", "torch", "ray", "vllm", "sglang", "transformers", "peft", "deepspeed", "verl", "trl", "openrlhf",
     "areal", "skyrl", "msgspec",
 )  # fmt: skip
 """Packages whose versions a reader needs to understand a run."""

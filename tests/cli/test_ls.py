@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from inferred_loops import HOOK, learn
 from recordings import Written, span, two_ranks
 
 from rltrace.analysis import listing, summarize
@@ -83,6 +84,20 @@ def test_real_and_failed_run(tmp_path: Path, made: str) -> None:
     assert (run["steps"], run["state"], run["exit_code"]) == (6, "failed", 7)
     assert run["mean_step_seconds"] == pytest.approx(whole.steady.seconds.mean_seconds)
     assert "exit 7" in call("ls", tmp_path / "runs").stdout
+
+
+def test_inferred_steps_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that nobody marks are counted as the summary does, of a folder and of an archive."""
+    process = Written(tmp_path / "loop").process("p", learn(0), learn(10), learn(20), hooks=(HOOK,), ended_s=30)
+    process.process("other", role="worker", ended_s=30)
+    assert call("export", tmp_path / "loop", "-o", tmp_path / "loop.zip").exit_code == 0
+    whole = summarize(Recording.open(tmp_path / "loop"))
+    assert len(whole.steps) == 3 and whole.steady is not None
+    for run in runs(tmp_path):
+        assert (run["steps"], run["all_steps_seen"]) == (3, True)
+        assert run["mean_step_seconds"] == pytest.approx(whole.steady.seconds.mean_seconds)
+    monkeypatch.setattr(listing, "MOST_INFERRED_BYTES", 1)
+    assert {(run["steps"], run["all_steps_seen"]) for run in runs(tmp_path)} == {(0, False)}
 
 
 def test_states(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ FRAMEWORKS = (
     "areal",
     "skyrl",
     "transformers",
+    "peft",
     "rltrace_reference",
 )
 

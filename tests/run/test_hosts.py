@@ -21,6 +21,7 @@ from rltrace.record import clock_readings
 pytestmark = [pytest.mark.run, pytest.mark.timeout(600)]
 
 JUMP_NS = 80_000_000
+HOSTS = ((0, "first"), (1, "second"))
 
 
 @dataclass(frozen=True)
@@ -243,6 +244,49 @@ def test_collecting_again_changes_nothing(run: Run) -> None:
     done = rltrace_command(run.together.parent, "collect", run.together.name, str(run.parts[1]))
     assert (done.returncode, done.stdout) == (0, f"{run.together.name}: nothing new on second\n"), done.stderr
     assert {path: path.read_bytes() for path in run.together.rglob("*") if path.is_file()} == before
+
+
+AGAIN = """
+import os, pathlib, time
+
+import torch.distributed as dist
+
+rank, file = int(os.environ["RANK"]), pathlib.Path(os.environ["READINGS"])
+
+
+def readings():
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+for session in (1, 2):
+    dist.init_process_group("gloo", init_method="env://")
+    while rank == 0 and readings() < 2 * session:
+        time.sleep(0.05)
+    dist.barrier()
+    if session == 2 and rank == 1:
+        os._exit(9)
+    if session == 2:
+        time.sleep(4)  # meanwhile the other one is asked, and does not answer
+    dist.destroy_process_group()
+"""
+
+
+def test_host_that_dies(tmp_path: Path) -> None:
+    """A second process group is read as the first one is; a host that dies costs the others neither time nor life."""
+    require_namespaces()
+    clock = OtherClock.begin(tmp_path / "clock", ppm=100)
+    (tmp_path / "again.py").write_text(AGAIN)
+    port, readings = free_port(), str(tmp_path / "first" / clock_readings.FILE)
+    environments = [of_slurm(host, port) | {"READINGS": readings, "RLTRACE_DIR": name} for host, name in HOSTS]
+    command = [sys.executable, "again.py"]
+    with two_hosts(tmp_path, clock, (command, command), environments) as hosts:
+        ended = [process.communicate(timeout=120)[1] for process in hosts.running]
+    assert [process.returncode for process in hosts.running] == [0, 9], ended
+    assert "Traceback" not in ended[0] and "terminate" not in ended[0], ended[0]
+    done = rltrace_command(tmp_path, "collect", "first", "second")
+    assert done.returncode == 0, done.stderr
+    recording = Recording.open(tmp_path / "first")
+    assert hosts.readings() >= 4 and all(clock.aligned for clock in summarize(recording).clocks)
 
 
 def test_unknown_clock_is_refused(of_torchrun: Run, tmp_path: Path) -> None:

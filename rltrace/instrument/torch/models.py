@@ -87,6 +87,9 @@ class Models:
 
 MODELS = Models()
 
+WITHOUT_ADAPTERS: list[int] = []
+"""Numbers of the models that compute without their adapters now, each as often as it was told to."""
+
 
 class Learned:
     """Knows which models an optimizer holds; it looks again when there are more modules."""
@@ -238,6 +241,7 @@ class Opened(NamedTuple):
     tokens: list[Any]
     """Of the watchers."""
     is_first: bool
+    is_without_adapters: bool
 
 
 class First:
@@ -271,23 +275,27 @@ def begin_forward(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ho
     BETWEEN.begins()
     tokens = [watcher.begin_forward() for watcher in FORWARD_WATCHERS]
     rows, columns = shape_of(args, kwargs)
-    return Opened(_forward(number, type(module).__name__, rows, columns).__enter__(), tokens, FIRST.met(number))
+    span = _forward(number, type(module).__name__, rows, columns).__enter__()
+    return Opened(span, tokens, FIRST.met(number), number in WITHOUT_ADAPTERS)
 
 
 def begin_phase(number: int) -> None:
     """Tell of the phase that seems to begin with a forward."""
     from torch import is_grad_enabled
 
-    BOUNDARIES.begins(*((UPDATE,) if is_grad_enabled() else (LOG_PROBS, number)))
+    computes = -number if number in WITHOUT_ADAPTERS else number  # without its adapters it is another model
+    BOUNDARIES.begins(*((UPDATE,) if is_grad_enabled() else (LOG_PROBS, computes)))
 
 
 def end_forward(opened: Any, result: Any, error: BaseException | None) -> None:
-    """Close the span, which says whether a backward may follow."""
+    """Close the span, which says whether a backward may follow, and whether it was without adapters."""
     span, tokens = opened.span, opened.tokens
     output = None if error is not None else tensor_in(result)
     has_gradient = output is not None and output.requires_grad
     if has_gradient:
         span.args = {"gradient": True}
+    elif opened.is_without_adapters:
+        span.args = {"without_adapters": True}
     span.__exit__(None if error is None else type(error), error)
     for watcher, token in zip(FORWARD_WATCHERS, tokens, strict=True):
         watcher.end_forward(token)
