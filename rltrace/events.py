@@ -13,7 +13,7 @@ from rltrace.dependencies import msgspec
 
 Args = dict[str, Any]
 
-VERSION = 2
+VERSION = 3
 """Version of the Recording's format; a reader refuses a higher one."""
 
 MARKED_SINCE = 2

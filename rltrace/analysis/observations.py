@@ -395,6 +395,13 @@ def _kind(name: str) -> int:
     return kind | _PROFILED if name.startswith((KERNEL, OPERATOR)) else kind
 
 
+def has_own_figures(name: str, *, is_automatic: bool) -> bool:
+    """Return whether spans of a name are in other figures than those of all other spans."""
+    kind = _kind(name)
+    of_hooks = _DEVICE | _KEPT | _PROFILED if is_automatic else 0
+    return bool(kind & (_STAGE | _PHASE | _STEP | _MOVE | of_hooks))
+
+
 class _Seeing:
     """Keeps what counts of the rows of a process, some of them at a time."""
 

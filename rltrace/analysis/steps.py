@@ -38,6 +38,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of what that said, with secrets redacted; None where it said nothing or nobody recorded it."""
     recorded: bool
     """False if recording was paused in it, so that only its length is known (`rltrace overhead` does that)."""
+    brief: bool
+    """Whether spans of it are missing on purpose: they were removed to keep to the disk budget. Phases, memory at their
+    boundaries, weight sync, requests and errors are there. It counts in `steady` only if all steps are like that."""
     steady: bool
     """Whether the step counts in `steady`."""
     inferred: bool
@@ -79,7 +82,10 @@ class StepWindows:
         """For each window, whether anything in it was recorded."""
         self.finished = [True, *map(_is_finished, self.spans)]
         """For each window, whether its step is over and was not aborted."""
-        whole = [place for place in range(1, len(windows)) if self.recorded[place] and self.finished[place]]
+        self.brief = [number in seen.recording.brief_steps for number in self.numbers]
+        """For each window, whether only what figures of its step are made of is left of it, or was recorded at all."""
+        over = [place for place in range(1, len(windows)) if self.recorded[place] and self.finished[place]]
+        whole = [place for place in over if not self.brief[place]] or over
         later = [place for place in whole if place != FIRST or seen.recording.steps_are_chosen]
         self.steady = later or whole
         """Windows of the steps that a mean is computed over. The first step warms up kernels, communicators and caches,
@@ -130,6 +136,7 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
         error=_error(span),
         error_message=_error_message(span),
         recorded=_is_recorded(span),
+        brief=windows.brief[place],
         steady=place in windows.steady,
         inferred=span.is_inferred,
         reward_mean=numbers.pop(REWARD_MEAN, None),

@@ -115,6 +115,8 @@ def _unfinished(step: Step) -> str:
         return " open"
     if step.error is not None:
         return " aborted"
+    if step.brief:
+        return " in brief"
     return "" if step.recorded else " not recorded"
 
 
