@@ -11,11 +11,11 @@ help:  ## Show what can be made
 $(VENV)/run.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch  # first: the constraint picks its build before another package can ask for a larger one
-	$(PIP) --editable '.[run,view,pictures]'
+	$(PIP) --editable '.[run,view,pictures,report]'
 	@touch $@
 
 $(VENV)/dev.done: $(VENV)/run.done
-	$(PIP) --editable '.[run,view,pictures,dev,docs]'
+	$(PIP) --editable '.[run,view,pictures,report,dev,docs]'
 	@touch $@
 
 .PHONY: run
@@ -27,7 +27,7 @@ run: $(VENV)/run.done  ## Make an environment, run the example and trace it (two
 install: $(VENV)/dev.done native  ## Make an environment for development
 
 .PHONY: native
-native:  ## Compile the native decoder beside its source; without a compiler, segments are decoded in Python
+native:  ## Compile the native decoder and encoder beside their sources; without a compiler, Python does their work
 	-$(PYTHON) rltrace/read/native/build.py
 
 .PHONY: perfetto
@@ -78,13 +78,14 @@ digests: $(VENV)/dev.done  ## Write rltrace/hooks/digests.json anew, from the so
 .PHONY: docs
 docs: $(VENV)/dev.done  ## Build the documentation in site/, and check its links
 	$(BIN)/python docs/json_keys.py
+	$(BIN)/python docs/sql_tables.py
 	$(BIN)/python docs/support.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: bench
 bench: $(VENV)/dev.done native  ## Measure what recording, exporting and reading cost, beside the peers
 	$(BIN)/python tests/bench/hot_path.py
-	$(BIN)/python tests/bench/export.py --require 500000
+	$(BIN)/python tests/bench/export.py --require 1000000
 	$(BIN)/python tests/bench/summary.py
 
 .PHONY: clean

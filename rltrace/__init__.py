@@ -1,8 +1,8 @@
 """Where every second and every byte of a colocated RL step went.
 
 `instrument` a program, or `start` a recording; name what happens with `span`, `phase`, `traced`, `counter` and `flow`;
-and read the `Recording` with `rltrace summary` and `rltrace view`. While nothing is recorded, each of these calls costs
-no more than a disabled span.
+and read the `Recording` with `rltrace summary` and `rltrace view`, or as tables with `open`. While nothing is recorded,
+each of the calls that record costs no more than a disabled span.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rltrace.record.torch.allocations import start_allocations, stop_allocations
 from rltrace.record.torch.kernels import start_kernels, stop_kernels
 
 if TYPE_CHECKING:
+    from rltrace.frames import open
     from rltrace.instrument import instrument
     from rltrace.read.recording import Recording
 
@@ -29,6 +30,7 @@ __all__ = [
     "instrument",
     "join",
     "measure_cost",
+    "open",
     "pause",
     "phase",
     "resume",
@@ -54,4 +56,8 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         return import_module("rltrace.instrument")
+    if name == "open":
+        from rltrace import frames
+
+        return frames.open
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,6 +24,12 @@ class SelectionError(RltraceError):
     exit_code = 2
 
 
+class QueryError(RltraceError):
+    """A query that is none, or that names a table or a column that there is not."""
+
+    exit_code = 2
+
+
 class RecordingError(RltraceError):
     """A Recording that is missing or damaged, or exists where a new one should go."""
 

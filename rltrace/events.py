@@ -115,6 +115,13 @@ DRIVER_PHASES = frozenset({"reward", "advantage"})
 STEP = "step"
 """A step; its argument `step` is its number."""
 WAIT_DRIVER = "wait.driver"
+TRAJECTORIES = ("agent_loop.trajectory", "trajectory")
+"""One trajectory, from its prompt to its reward: as hooks call it, and as programs do. The argument `trajectory` is its
+id, `prompt` what its samples have in common."""
+TURN = "turn"
+"""One turn of a trajectory, where the program says so; elsewhere each of its requests is one."""
+TOOLS = ("agent_loop.tool_call", "tool.call", "tool", "environment.step", "env.step")
+"""A call of a tool or an environment, by hooks and in programs; the argument `tool` says which."""
 AGENT_REQUEST, SERVER_REQUEST, REQUEST = "agent_loop.request", "server.request", "rollout.request"
 """One request as an agent loop waits for it, as a server answers it, and from an engine's queue to its last token."""
 ENGINE_STEP = "engine.step"
@@ -131,6 +138,12 @@ def asked_ids(engine_id: str) -> tuple[str, str]:
     """Return the ids under which a server may have asked for an engine's request: newer vLLM puts `-` and a random text
     behind the server's."""
     return engine_id, engine_id.rpartition("-")[0] or engine_id
+
+
+def prompt_of(engine_id: str) -> str | None:
+    """Return what the samples of one prompt have in common, if an engine's id says so: vLLM counts them, `5_7-a6b8`."""
+    sample, _, prompt = engine_id.partition("_")
+    return prompt if sample.isdecimal() and prompt else None
 
 
 FORWARD, BACKWARD, OPTIMIZER_STEP = "model.forward", "autograd.backward", "optimizer.step"
@@ -268,6 +281,9 @@ never makes."""
 
 UNATTRIBUTED = "unattributed"
 """The owner of what nobody has named."""
+
+USED = "used_bytes"
+"""The counter of a device's total, as a process of the run reads it. Totals are no sum: who read last is right."""
 
 OWNERS = (
     "actor.params",

@@ -45,6 +45,7 @@ INSTRUMENTATIONS = {
 EXPORTERS = {
     "perfetto": "rltrace_exporters.perfetto:Perfetto",
     "memory": "rltrace_exporters.memory:Memory",
+    "parquet": "rltrace_exporters.parquet:Parquet",
     "archive": "rltrace_exporters.archive:Archive",
 }
 """Name -> "module:Class"."""

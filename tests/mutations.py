@@ -36,9 +36,9 @@ from rltrace.cli.tables.difference import show_difference
 from rltrace.cli.tables.findings import show_findings
 from rltrace.errors import RltraceError
 from rltrace.host import clock
-from rltrace.read import alignment, ending
+from rltrace.read import ending
 from rltrace.read.recording import Recording
-from rltrace.record import manifest
+from rltrace.record import clock_readings, manifest
 from rltrace.record.checksum import signed
 from rltrace.record.process import append_exit
 
@@ -134,7 +134,7 @@ def record(folder: Path, kind: str) -> Path:
     home = (clock.domain()["boot_id"], clock.domain()["time_namespace"])
     at_ns = worker.start_ns
     exchanges = [(at_ns + n * 10**6, at_ns + 500 + n * 10**6, at_ns + 1000 + n * 10**6) for n in range(3)]
-    (folder / alignment.FILE).write_text("".join(alignment.line(home, OTHER_CLOCK, one) for one in exchanges))
+    (folder / clock_readings.FILE).write_text("".join(clock_readings.line(home, OTHER_CLOCK, one) for one in exchanges))
     return folder
 
 
@@ -226,7 +226,7 @@ def _zeros(file: Path, chance: random.Random) -> bool:
 
 def _gone(file: Path, chance: random.Random) -> bool:
     file.unlink()
-    return file.name in (ending.FILE, manifest.UNTRACED, alignment.FILE)
+    return file.name in (ending.FILE, manifest.UNTRACED, clock_readings.FILE)
 
 
 def _twice(file: Path, chance: random.Random) -> bool:
@@ -238,7 +238,7 @@ def _line_gone(file: Path, chance: random.Random) -> bool:
     lines = file.read_bytes().splitlines(keepends=True)
     del lines[chance.randrange(len(lines))]
     file.write_bytes(b"".join(lines))
-    return file.name in (ending.FILE, manifest.UNTRACED, alignment.FILE)
+    return file.name in (ending.FILE, manifest.UNTRACED, clock_readings.FILE)
 
 
 def _swap(file: Path, chance: random.Random) -> bool:
@@ -275,7 +275,7 @@ def _rewrite(
     text = text_change(json.dumps(change(value)))
     lines[place] = signed(text) if is_signed else text
     file.write_text("\n".join(lines) + "\n")
-    return is_signed or file.suffix == ".json" or file.name in (manifest.UNTRACED, alignment.FILE)
+    return is_signed or file.suffix == ".json" or file.name in (manifest.UNTRACED, clock_readings.FILE)
 
 
 def _set(value: dict[str, Any], chance: random.Random) -> dict[str, Any]:

@@ -29,15 +29,16 @@ MAY_IMPORT = {
     "instrument": {"host", "record", "hooks"},
     "read": {"host", "record"},
     "analysis": {"host", "record", "read"},
+    "frames": {"host", "read", "analysis"},
     "run": {"host", "record", "hooks", "instrument", "read", "analysis"},
-    "cli": {"host", "record", "hooks", "instrument", "read", "analysis", "run"},
+    "cli": {"host", "record", "hooks", "instrument", "read", "analysis", "frames", "run"},
     # Beside the toolkit:
-    "rltrace_exporters": {"host", "record", "read", "analysis"},
+    "rltrace_exporters": {"host", "record", "read", "analysis", "frames"},
     "rltrace_reference": set(),
 }
 """What each room may import besides itself and the words; the lower ones come first."""
 
-PUBLIC = {"rltrace": {"record", "hooks", "instrument", "read"}}
+PUBLIC = {"rltrace": {"record", "hooks", "instrument", "read", "frames"}}
 """`import rltrace` gathers what users call."""
 
 DOORS = {"rltrace.__main__": {"cli"}, "rltrace.verl_plugin": {"instrument"}, "rltrace.sampler": {"run"}}
@@ -84,6 +85,8 @@ LOADS = {
     "rltrace.read.columns": {"msgpack", "numpy"},
     "rltrace.read.native": {"numpy"},
     "rltrace.analysis": {"msgspec", "numpy"},
+    "rltrace.frames": {"msgspec", "numpy", "pyarrow"},
+    "rltrace.frames.database": {"duckdb", "pyarrow"},
 }
 """What a module loads of others' packages when it is itself imported."""
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from rltrace.read.native import build
+
 ROOT = Path(__file__).parent.parent
 SOURCES = {
     "rltrace": ROOT / "rltrace",
@@ -69,7 +71,8 @@ def test_decoder_in_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     assert Path(str(wheel.filename)).name.split("-")[2:4] == ["py3", "none"]
     library = ctypes.CDLL(wheel.extract("rltrace/read/native/decoder.so", tmp_path))
     library.rltrace_source.restype = ctypes.c_uint32
-    assert library.rltrace_source() == zlib.crc32(wheel.read("rltrace/read/native/decoder.c"))
+    sources = (wheel.read(f"rltrace/read/native/{file.name}") for file in (*build.HEADERS, *build.SOURCES))
+    assert library.rltrace_source() == zlib.crc32(b"".join(sources))
 
 
 def test_wheel_without_compiler(tmp_path: Path) -> None:

@@ -169,6 +169,39 @@ def picture(recording: Recording) -> Picture:
     return Picture(title, command, drawn[:MOST_DEVICES], max(0, len(drawn) - MOST_DEVICES))
 
 
+def device_at(
+    lane: Lane,
+    ledger: Ledger,
+    exact: AllocationTimeline | None,
+    memory: DeviceMemory,
+    seen: Observations,
+    windows: StepWindows,
+    step: int | None,
+    window_ns: tuple[int, int],
+) -> Device:
+    """Return one device in one window of time.
+
+    Args:
+        lane: Of the device.
+        ledger: Of the device.
+        exact: Every allocation in the window, if they were kept.
+        memory: Figures of the device.
+        seen: The whole Recording.
+        windows: The steps of the lane.
+        step: The step that the window is; None if it is none.
+        window_ns: Its beginning and end.
+    """
+    start_ns, end_ns = window_ns
+    moments = "the whole Recording" if step is None else _moments(step, exact, start_ns, end_ns)
+    axis = OF_RECORDING if step is None else OF_STEP
+    return _device(lane, ledger, exact, memory, seen, windows, _Window(moments, axis, start_ns, end_ns, step))
+
+
+def resolution(unit: str) -> int:
+    """Return the bytes of a picture's unit."""
+    return _GIB if unit == "GiB" else _MIB
+
+
 def _one_of_alike(devices: list[Device]) -> list[Device]:
     """Of devices that are alike the fullest, with what the others had in all."""
     groups: list[list[Device]] = []

@@ -13,19 +13,17 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane, lanes, order
 from rltrace.analysis.ledger import FREE, UNACCOUNTED, edge_ledger
 from rltrace.analysis.looks import DRIVER_RESERVED
 from rltrace.analysis.observations import Samples, Seen
 from rltrace.analysis.used_memory import SAMPLED_RESERVED, SAMPLED_USED, sampled_points
-from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, Span, owner_of_counter, subjects
-from rltrace.read.gate import is_size
+from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, USED, Span, owner_of_counter, subjects
+from rltrace.read.gate import MOST_BYTES
 from rltrace.read.recording import Process
-
-USED = "used_bytes"
-"""The total of a device, by whoever looked: a process of the run, or the sampler of its host. No sum: who read it last
-is right."""
 
 OWNED = "owned_bytes"
 """The total as the owners count it: without `free` and without `unaccounted`."""
@@ -92,27 +90,30 @@ class DeviceCounters:
         self._sampled: dict[str, Samples] = {}
         """The samplers', by the counter's name with the GPU's uuid."""
 
-    def add(self, process: Process, name: str, ts_ns: int, value: float) -> None:
-        """Keep a sample, if it is of a device's memory.
+    def add(self, process: Process, name: str, times_ns: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Keep samples of one counter, if it is of a device's memory.
 
         Args:
-            process: The process that wrote it.
+            process: The process that wrote them.
             name: Name of the counter.
-            ts_ns: In the trace's time.
-            value: In bytes.
+            times_ns: In the trace's time.
+            values: In bytes.
         """
-        if not is_size(value):  # nobody knows how many bytes
-            return
+        known = (values >= -MOST_BYTES) & (values <= MOST_BYTES)  # of the others nobody knows how many bytes
+        samples = self._samples_of(process, name) if known.any() else None
+        if samples is not None:
+            samples.extend(times_ns[known], values[known])
+
+    def _samples_of(self, process: Process, name: str) -> Samples | None:
+        """Return where a counter's samples are kept; None if they are not of a device's memory."""
         if process.role == SAMPLER:
-            if subjects(name)[0] in (SAMPLED_USED, SAMPLED_RESERVED):
-                self._sampled.setdefault(name, Samples()).add(ts_ns, value)
-            return
+            is_total = subjects(name)[0] in (SAMPLED_USED, SAMPLED_RESERVED)
+            return self._sampled.setdefault(name, Samples()) if is_total else None
         owner = owner_of_counter(name)
         if not (self.has_total(process, name) or (owner and self._lanes[process.key].device)):
-            return
+            return None
         kept = self._of(process)
-        samples = kept.owners.setdefault(owner, Samples()) if owner else kept.used
-        samples.add(ts_ns, value)
+        return kept.owners.setdefault(owner, Samples()) if owner else kept.used
 
     def has_total(self, process: Process, name: str) -> bool:
         """Whether a process's counter is the total of its device, which has its line here and none beside a process."""

@@ -25,11 +25,8 @@ from rltrace.events import (
     RAY_CALL,
     RAY_SUBMIT,
     SAMPLER,
-    SERVER_REQUEST,
     STARTUP_PHASES,
     STEP,
-    Span,
-    asked_ids,
     owner_of_counter,
     owner_of_pinned,
     owner_on_host,
@@ -76,20 +73,14 @@ _ROOT = "(root)"
 """The module without a name inside of itself: the whole model."""
 
 
-def shown_name(span: Span) -> str:
-    """Return what a span's slice is called: `step 3`, `fsdp.forward model.layers.7`; else the span's name."""
-    key = NAMED_BY.get(span.name)
-    value = span.args.get(key) if key is not None else None
-    return span.name if value is None else f"{span.name} {value if value != '' else _ROOT}"
+def shown_name(name: str, text: str | None) -> str:
+    """Return what a span's slice is called: `step 3`, `fsdp.forward model.layers.7`; else the span's name.
 
-
-def join_request(span: Span) -> None:
-    """Let an arrow lead from a server's request to the engine's: they name the same id, and nothing else joins them."""
-    request_id = span.args.get("request_id")
-    if isinstance(request_id, str) and span.name == SERVER_REQUEST:
-        span.flows_out = (*span.flows_out, f"request:{request_id}")
-    elif isinstance(request_id, str):
-        span.flows_in = (*span.flows_in, *(f"request:{one}" for one in dict.fromkeys(asked_ids(request_id))))
+    Args:
+        name: Name of the span.
+        text: Value of the argument in `NAMED_BY`; None if it has none.
+    """
+    return name if text is None else f"{name} {text or _ROOT}"
 
 
 def snapshot(now_ns: int) -> str:
@@ -111,13 +102,13 @@ def phases(process: Process, phase: str, *, is_clock_known: bool) -> str:
     return named + ("" if is_clock_known else " · CLOCK NOT ALIGNED")
 
 
-def device_row(span: Span) -> str | None:
-    """Return the name of the row for times on a GPU's stream or by torch.profiler; None for any other span."""
-    if span.lane is not None:
-        return None
-    kinds = {DEVICE_TIME: "gpu stream", KERNEL: "kernels of gpu stream", OPERATOR: "torch operators of thread"}
-    return next((f"{kind} {span.task}" for prefix, kind in kinds.items() if span.name.startswith(prefix)), None)
-
+DEVICE_ROWS = (
+    (DEVICE_TIME, "gpu stream"),
+    (KERNEL, "kernels of gpu stream"),
+    (OPERATOR, "torch operators of thread"),
+)
+"""How the names of spans begin that were recorded afterwards by a device's times or torch.profiler, and how their rows
+are called, before the number of the stream or thread."""
 
 _EXPLICIT = 3
 

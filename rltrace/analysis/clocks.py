@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rltrace.host import clock
-from rltrace.read.alignment import Domain
+from rltrace.host.clock import Domain
 from rltrace.read.recording import Process, Recording
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ class TimeLine:
 
     def now_ns(self) -> int:
         """Return the present on this line; it is exact if this process shares its clock."""
-        domain = clock.domain()
-        if (domain["boot_id"], domain["time_namespace"]) == self._home:
+        if clock.own_domain() == self._home:
             return clock.now_ns()
         return time.time_ns() - self.unix_offset_ns
 
@@ -92,6 +91,8 @@ class ClockFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The largest possible error of `drift_ppm`."""
     bound_seconds: float | None
     """The largest possible error of its times on the reference clock; None if unknown."""
+    jumps: int = 0
+    """How often it jumped between two exchanges, as the clock of a virtual machine does that was frozen."""
 
 
 def clocks(all_seen: Iterable[Seen], time_line: TimeLine) -> list[ClockFigures]:
@@ -124,4 +125,5 @@ def _clock(domain: Domain, together: list[Seen], time_line: TimeLine) -> ClockFi
         drift_ppm=fit.drift * 1e6 if fit and fit.is_drift_measured else None,
         drift_error_ppm=fit.drift_error * 1e6 if fit and fit.is_drift_measured else None,
         bound_seconds=max((bound for bound in bounds if bound is not None), default=None),
+        jumps=sum(map(bool, fit.jumps_ns)) if fit else 0,
     )

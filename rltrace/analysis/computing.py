@@ -8,7 +8,7 @@ import numpy as np
 from rltrace.analysis.intervals import EMPTY, Intervals, cut, union
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.observations import Observations, Seen, once
-from rltrace.events import REQUEST, SAMPLER, subjects
+from rltrace.events import REQUEST, subjects
 
 WAITING = (
     "ray.call",
@@ -57,7 +57,7 @@ def _by_processor_time(seen: Observations) -> dict[Lane, list[Intervals]]:
     """Return the intervals between samples in which each process was busy, by lane."""
     lane_of = {process.process.key: process.lane for process in seen.processes}
     found: dict[Lane, list[Intervals]] = {}
-    for sampler in (process for process in seen.processes if process.process.role == SAMPLER):
+    for sampler in seen.samplers:
         for name, samples in sampler.sampled.items():
             counter, of = subjects(name)
             if counter == CPU_COUNTER and of and of[0] in lane_of:

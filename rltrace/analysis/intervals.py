@@ -7,6 +7,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.read import native
+from rltrace.read.native import intervals as by_library
+
 Intervals = NDArray[np.int64]
 
 EMPTY: Intervals = np.empty((0, 2), np.int64)
@@ -20,6 +23,9 @@ def union(*sets: Intervals) -> Intervals:
         Disjoint, in order, none empty; touching ones are joined.
     """
     rows = sets[0] if len(sets) == 1 else np.concatenate(sets) if sets else EMPTY
+    library = native.library()
+    if library is not None:
+        return by_library.union(library, rows)
     is_empty = rows[:, 1] <= rows[:, 0]
     if is_empty.any():
         rows = rows[~is_empty]
@@ -86,6 +92,9 @@ def cut(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp
     Returns:
         The pieces, shape (P, 2); for each piece the index of its window; and the index of the row it was cut from.
     """
+    library = native.library()
+    if library is not None:
+        return by_library.cut(library, rows, windows)
     first, behind = _windows_of(rows, windows)
     pieces = np.maximum(behind - first, 0)
     if not pieces.any():

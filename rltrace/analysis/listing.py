@@ -15,7 +15,7 @@ from rltrace.errors import RecordingError
 from rltrace.events import SAMPLER, STEP, Span
 from rltrace.host import regular_file
 from rltrace.limits import LIMITS, Limits
-from rltrace.read import archive
+from rltrace.read import archive, cache
 from rltrace.read.recording import LEADING, Process, Recording, in_order
 from rltrace.read.step_records import StepRecords
 from rltrace.record import manifest
@@ -119,8 +119,9 @@ def _state(recording: Recording, processes: Sequence[Process]) -> State:
 
 def _size_bytes(folder: Path) -> int:
     """Return the bytes on the disk: segments have their largest possible size, with holes where nothing is written
-    yet."""
-    sizes = (file.lstat() for file in folder.rglob("*"))
+    yet. What `rltrace.read.cache` keeps there is no part of the run."""
+    cached = folder / cache.FOLDER
+    sizes = (file.lstat() for file in folder.rglob("*") if file != cached and cached not in file.parents)
     return sum(min(size.st_size, size.st_blocks * 512) for size in sizes)
 
 

@@ -178,8 +178,33 @@ NO_TOTAL = "no process read the device's total, so unaccounted bytes are unknown
 
 def device_memory(seen: Observations, windows: StepWindows) -> list[DeviceMemory]:
     """Return every device whose owners' bytes were sampled, by rank."""
+    return [device.figures() for device in _devices(seen, windows)]
+
+
+def _devices(seen: Observations, windows: StepWindows) -> Iterator[_Device]:
     found = ledgers(seen)
-    return [_Device(lane, found[lane], seen, windows.of(lane)).figures() for lane in sorted(found, key=order)]
+    return (_Device(lane, found[lane], seen, windows.of(lane)) for lane in sorted(found, key=order))
+
+
+class DeviceMoments(NamedTuple):
+    """All moments of a device's ledger, with the step and the phase of each."""
+
+    ledger: Ledger
+    steps: list[int | None]
+    phases: list[str | None]
+
+
+def moments_of_devices(seen: Observations, windows: StepWindows) -> Iterator[tuple[Lane, DeviceMoments]]:
+    """Yield all moments of every device whose owners' bytes were sampled, by rank."""
+    for device in _devices(seen, windows):
+        steps = [*map(device.windows.step_at, device.times_ns)]
+        yield device.lane, DeviceMoments(device.ledger, steps, [*map(device.phase_at, device.times_ns)])
+
+
+def phase_boundaries(seen: Observations, windows: StepWindows) -> Iterator[tuple[Lane, list[Boundary]]]:
+    """Yield both boundaries of every phase, by device."""
+    for device in _devices(seen, windows):
+        yield device.lane, [*device.boundaries()]
 
 
 class FullestMoment(NamedTuple):
@@ -463,7 +488,7 @@ class _Device:
     def others(self) -> Others | None:
         """Return what the driver says about processes that do not belong to the Recording."""
         hosts = {process.process.host for process in self.processes}
-        ours = {str(process.process.pid) for process in self.seen.processes if process.process.host in hosts}
+        ours = {str(pid) for host in hosts for pid in self.seen.pids[host]}
         held = [
             {pid: size for pid, size in said.items() if size and pid not in ours} for said in self.ledger.held_bytes
         ]

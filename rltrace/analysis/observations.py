@@ -24,6 +24,7 @@ from rltrace.events import (
     DEVICE_TIME,
     ENGINE_STEP,
     FORWARD,
+    GENERATE,
     KERNEL,
     MEMORY_EDGE,
     MEMORY_MOVES,
@@ -36,12 +37,18 @@ from rltrace.events import (
     SAMPLER,
     SERVER_REQUEST,
     STEP,
+    TOOLS,
+    TRAJECTORIES,
+    TURN,
+    USED,
     WEIGHT_SYNC_STAGES,
+    Args,
     Span,
     asked_ids,
     owner_of_counter,
     owner_of_pinned,
     owner_on_host,
+    prompt_of,
 )
 from rltrace.read import columns
 from rltrace.read.columns import MISSING, NO_TEXT, OPEN, Columns
@@ -103,10 +110,13 @@ class DeviceSpans(Intervalled):
 
 
 class Passed(Intervalled):
-    """Spans of one name that requests pass on their way to an engine, as columns: 32 bytes per span, 56 of an
-    engine's."""
+    """Spans of one name that requests pass on their way to an engine, as columns: 32 bytes per span, 56 of those that
+    say their tokens, 96 of an engine's."""
 
-    __slots__ = ("keys", "places", "queued_ns", "stems", "tokens")
+    __slots__ = (
+        "cached_tokens", "first_token_ns", "keys", "places", "prompt_tokens", "prompts", "queued_ns", "stems", "tokens",
+        "trajectories",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,12 +130,61 @@ class Passed(Intervalled):
         """How long an engine's request waited there; -1 if nobody said so."""
         self.tokens = array("q")
         """How many tokens an engine made for it; -1 if nobody said so."""
+        self.prompt_tokens = array("q")
+        """How many it was asked with, likewise."""
+        self.first_token_ns = array("q")
+        """How long after its beginning an engine's request had its first token, likewise."""
+        self.cached_tokens = array("q")
+        """How many of the prompt's tokens the engine had computed before, likewise."""
+        self.prompts = array("q")
+        """Of an engine's request, what the samples of one prompt have in common; 0 if nothing says so."""
+        self.trajectories = array("q")
+        """The trajectory that a request says it belongs to; 0 if it does not say."""
+
+
+class Trajectories(Intervalled):
+    """Trajectories, as columns: 41 bytes per span."""
+
+    __slots__ = ("are_validating", "places", "prompts", "trajectories")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = array("q")
+        """Which thread and task of which process it was in."""
+        self.trajectories = array("q")
+        """Its id; 0 if it has none."""
+        self.prompts = array("q")
+        """What the samples of one prompt have in common; 0 if nothing says so."""
+        self.are_validating = array("b")
+        """1 if it is of a validation."""
+
+
+class ToolCalls(Intervalled):
+    """Calls of tools and environments, as columns: 36 bytes per span."""
+
+    __slots__ = ("names", "places", "tools", "trajectories")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = array("q")
+        """Which thread and task of which process it was in."""
+        self.trajectories = array("q")
+        """The trajectory that it says it belongs to; 0 if it does not say."""
+        self.tools = array("i")
+        """The place of the tool's name in `names`."""
+        self.names: list[str] = []
+
+    def place(self, name: str) -> int:
+        """Return the place of a tool's name; a new one comes last."""
+        if name not in self.names:
+            self.names.append(name)
+        return self.names.index(name)
 
 
 class EngineSteps(Intervalled):
-    """Steps of an engine, as columns: 48 bytes per span."""
+    """Steps of an engine, as columns: 56 bytes per span."""
 
-    __slots__ = ("kv_usage", "preempted", "running", "waiting")
+    __slots__ = ("accepted", "drafted", "kv_usage", "preempted", "running", "waiting")
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,6 +195,9 @@ class EngineSteps(Intervalled):
         """Requests that lost their KV cache in the step."""
         self.kv_usage = array("d")
         """Share of the KV cache that was taken, 0 to 1; -1 if nobody said so."""
+        self.drafted = array("i")
+        self.accepted = array("i")
+        """Tokens that a draft had guessed, and those among them that the model accepted."""
 
 
 class Forwards(Intervalled):
@@ -240,6 +302,8 @@ class Seen:
         """The page-locked ones among them; `unattributed` is what else torch has page-locked."""
         self.resident = Samples()
         """Bytes of the whole process in the host's memory."""
+        self.used = Samples()
+        """The total of its device, each time that it was read."""
         self.allocated_peak = Samples()
         """The most that torch's allocator had handed out at once, each time that this changed."""
         self.figures: defaultdict[str, Samples] = defaultdict(Samples)
@@ -272,12 +336,16 @@ class Seen:
         """Those that are a model's forwards."""
         self.passed: defaultdict[str, Passed] = defaultdict(Passed)
         """Those that join a request's way, by name: its own ones, and Ray's where a server is asked for tokens."""
+        self.trajectories = Trajectories()
+        """Those that are trajectories."""
+        self.tool_calls = ToolCalls()
+        """Those that are calls of tools."""
 
     def sort_samples(self) -> None:
         """Put the samples of each counter in order."""
         by_name = (self.owners, self.on_host, self.pinned, self.figures, self.sampled)
         named = (samples for of_kind in by_name for samples in of_kind.values())
-        for samples in (*named, self.resident, self.allocated_peak, self.reserved):
+        for samples in (*named, self.resident, self.used, self.allocated_peak, self.reserved):
             samples.sort()
 
 
@@ -296,6 +364,11 @@ class Observations:
         self._on_lane: dict[Lane, list[Seen]] = {}
         for seen in self.processes:
             self._on_lane.setdefault(seen.lane, []).append(seen)
+        self.samplers = [seen for seen in self.processes if seen.process.role == SAMPLER]
+        self.pids: dict[str, set[int]] = {}
+        """Those of each host's processes."""
+        for process in processes:
+            self.pids.setdefault(process.host, set()).add(process.pid)
         self.start_ns = min((seen.first_ns for seen in self.processes), default=0)
         self.end_ns = max((seen.last_ns for seen in self.processes), default=0)
         """The time of the last event of all."""
@@ -369,6 +442,7 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
 _STAGE, _PHASE, _STEP, _DEVICE, _MOVE, _KEPT, _PROFILED, _CALL, _SUBMIT, _ON_THE_WAY, _ENGINE_STEP, _FORWARD = (
     1 << n for n in range(12)
 )
+_TRAJECTORY, _TOOL = 1 << 12, 1 << 13
 """What a span is by its name, as bits; one that hooks make only, if a hook made it."""
 
 _KINDS: dict[str, int] = {}
@@ -380,7 +454,9 @@ for _bit, _names in (
     (_KEPT, (MEMORY_EDGE, ALLOCATIONS_KEPT, OUT_OF_MEMORY)),
     (_CALL, (RAY_CALL,)),
     (_SUBMIT, (RAY_SUBMIT,)),
-    (_ON_THE_WAY, (AGENT_REQUEST, RAY_SUBMIT, RAY_CALL, SERVER_REQUEST, REQUEST)),
+    (_ON_THE_WAY, (TURN, GENERATE, AGENT_REQUEST, RAY_SUBMIT, RAY_CALL, SERVER_REQUEST, REQUEST)),
+    (_TRAJECTORY, TRAJECTORIES),
+    (_TOOL, TOOLS),
     (_ENGINE_STEP, (ENGINE_STEP,)),
     (_FORWARD, (FORWARD,)),
 ):
@@ -471,6 +547,12 @@ def _see_spans(seen: Seen, rows: Columns, kinds: NDArray[np.uint16], shift_ns: i
     steps_of_engine = np.flatnonzero(is_other & has(_ENGINE_STEP))
     if len(steps_of_engine):
         _see_engine_steps(seen.engine_steps, steps_of_engine, rows, times)
+    trajectories = np.flatnonzero(is_other & has(_TRAJECTORY))
+    if len(trajectories):
+        _see_trajectories(seen, trajectories, rows, times)
+    calls = np.flatnonzero(is_other & has(_TOOL))
+    if len(calls):
+        _see_tool_calls(seen, calls, rows, times)
     forwards = np.flatnonzero(is_other & has(_FORWARD) & rows.is_automatic)
     if len(forwards):
         times.put(seen.forwards, forwards)
@@ -643,13 +725,63 @@ def _see_passed(seen: Seen, chosen: Rows, rows: Columns, times: _Times) -> None:
             keys = [_request_of(row, name, rows) for row in own.tolist()]
         kept = seen.passed[name]
         times.put(kept, own)
-        lanes = zip(rows.thread[own].tolist(), rows.task[own].tolist(), strict=True)
-        kept.places.extend([hash((seen.process.key, thread, task)) for thread, task in lanes])
+        kept.places.extend(_lanes(seen, own, rows))
         kept.keys.extend([hash(key) for key in keys])
+        if name in (RAY_SUBMIT, RAY_CALL):
+            continue
+        _extend(kept.trajectories, _hashes(rows, "trajectory", own))
+        for told in ("tokens", "prompt_tokens"):
+            _extend(getattr(kept, told), _whole_numbers(rows, told, own, -1))
         if name == REQUEST:
             kept.stems.extend([hash(asked_ids(key)[1]) for key in keys])
-            _extend(kept.queued_ns, _whole_numbers(rows, "queued_ns", own, -1))
-            _extend(kept.tokens, _whole_numbers(rows, "tokens", own, -1))
+            kept.prompts.extend([_prompt(seen, prompt_of(key)) for key in keys])
+            for told in ("queued_ns", "first_token_ns", "cached_tokens"):
+                _extend(getattr(kept, told), _whole_numbers(rows, told, own, -1))
+
+
+def _lanes(seen: Seen, chosen: Rows, rows: Columns) -> list[int]:
+    """Return the thread and task of some rows, as one number each."""
+    lanes = zip(rows.thread[chosen].tolist(), rows.task[chosen].tolist(), strict=True)
+    return [hash((seen.process.key, thread, task)) for thread, task in lanes]
+
+
+def _hashes(rows: Columns, key: str, chosen: Rows) -> NDArray[np.int64]:
+    """Return a number for each row's text; 0 for none."""
+    texts, places = np.unique(rows.arguments[key][chosen], return_inverse=True)
+    of_text = [0 if text == NO_TEXT else hash(rows.texts[text]) for text in texts.tolist()]
+    return np.array(of_text, np.int64)[places]
+
+
+def _prompt(seen: Seen, prompt: object) -> int:
+    """Return a number for what an engine's samples have in common; 0 for nothing."""
+    return 0 if prompt is None else hash((seen.process.key, prompt))
+
+
+def _see_trajectories(seen: Seen, chosen: Rows, rows: Columns, times: _Times) -> None:
+    kept = seen.trajectories
+    times.put(kept, chosen)
+    kept.places.extend(_lanes(seen, chosen, rows))
+    _extend(kept.trajectories, _hashes(rows, "trajectory", chosen))
+    args = [rows.args(row) for row in chosen.tolist()]
+    kept.prompts.extend([0 if (prompt := sampled_prompt(one)) is None else hash(prompt) for one in args])
+    kept.are_validating.extend([one.get("validate") is True for one in args])
+
+
+def sampled_prompt(args: Args) -> tuple[str, ...] | None:
+    """Return what the trajectories of one prompt have in common: its name, or verl's step and place in the data."""
+    if "prompt" in args:
+        return (str(args["prompt"]),)
+    return (str(args.get("step")), str(args["sample_index"])) if "sample_index" in args else None
+
+
+def _see_tool_calls(seen: Seen, chosen: Rows, rows: Columns, times: _Times) -> None:
+    kept = seen.tool_calls
+    times.put(kept, chosen)
+    kept.places.extend(_lanes(seen, chosen, rows))
+    _extend(kept.trajectories, _hashes(rows, "trajectory", chosen))
+    tools, names = rows.arguments["tool"][chosen].tolist(), rows.name[chosen].tolist()
+    for tool, name in zip(tools, names, strict=True):
+        kept.tools.append(kept.place(rows.texts[name if tool == NO_TEXT else tool]))
 
 
 def _request_of(row: int, name: str, rows: Columns) -> str:
@@ -662,7 +794,8 @@ def _see_engine_steps(kept: EngineSteps, chosen: Rows, rows: Columns, times: _Ti
     times.put(kept, chosen)
     _extend(kept.running, _whole_numbers(rows, "running", chosen, -1))
     _extend(kept.waiting, _whole_numbers(rows, "waiting", chosen, -1))
-    _extend(kept.preempted, _whole_numbers(rows, "preempted", chosen))
+    for told in ("preempted", "drafted", "accepted"):
+        _extend(getattr(kept, told), _whole_numbers(rows, told, chosen))
     usage = rows.arguments["kv_usage"][chosen]
     _extend(kept.kv_usage, np.where(np.isnan(usage), -1.0, usage))
 
@@ -677,6 +810,10 @@ class _Sampled(NamedTuple):
     whose: str = ""
 
 
+OF_PROCESS = {RESIDENT: "resident", USED: "used", ALLOCATED_PEAK: "allocated_peak"}
+"""Counters that a process has one of, and where they are kept."""
+
+
 @functools.lru_cache(4096)
 def _sampled(name: str) -> _Sampled:
     if (owner := owner_of_counter(name)) is not None:
@@ -686,8 +823,8 @@ def _sampled(name: str) -> _Sampled:
     if name.startswith(ALLOCATIONS):
         exact = owner_of_counter(name.removeprefix(ALLOCATIONS))
         return _Sampled("") if exact is None else _Sampled("balances", exact)
-    if name in (RESIDENT, ALLOCATED_PEAK):
-        return _Sampled("resident" if name == RESIDENT else "allocated_peak")
+    if name in OF_PROCESS:
+        return _Sampled(OF_PROCESS[name])
     if (on_host := owner_on_host(name)) is not None:
         return _Sampled("on_host", on_host)
     pinned = owner_of_pinned(name)

@@ -138,7 +138,7 @@ def _covered(rows: Intervals, windows: Intervals) -> tuple[NDArray[np.int64], ND
 
 def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
     """Return every step of every rank, of the driver, and of every other process that has phases: by step, then by
-    rank."""
+    rank. In a part of chosen steps, the start-up is not among them."""
     of_driver, computed = union(*driver_phases(seen).values()), computing(seen)
     acting = [process for process in seen.processes if process.phases]
     inferred = {(process.lane, name) for process in seen.processes for name, _ in process.inferred}
@@ -151,6 +151,8 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
         driver = EMPTY if lane.is_driver else of_driver
         parts = partitions(phases, driver, own.windows, computed.get(lane, EMPTY))
         for place in np.flatnonzero(own.recorded).tolist():
+            if seen.recording.steps_are_chosen and own.numbers[place] is None:
+                continue
             row = _rank_step(
                 lane, place, own, parts[place], phases,
                 clock_aligned=lane not in astray, inferred={name for name in happened if (lane, name) in inferred},

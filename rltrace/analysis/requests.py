@@ -14,14 +14,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.observations import Observations
+from rltrace.analysis.observations import Observations, once
+from rltrace.analysis.span_tables import Numbers, Places, SpanTable, around, at, last_begun, passed
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import AGENT_REQUEST, RAY_CALL, RAY_SUBMIT, REQUEST, SERVER_REQUEST
 from rltrace.read.columns import OPEN
-
-Numbers = NDArray[np.int64]
-Places = NDArray[np.intp]
-"""Rows of a table, in the order of another one's; -1 where there is none."""
 
 AGENT_LOOP, TO_SERVER, SERVER, BEFORE_ENGINE = "agent_loop", "to_server", "server", "server_before_engine"
 WAITING, RUNNING, ENGINE = "engine_waiting", "engine_running", "engine"
@@ -94,8 +91,7 @@ class Way:
     def places(self, windows: StepWindows) -> Places:
         """Return the window that each request began in; the first one if it began between two."""
         starts_ns = self.edges[0]
-        at = np.maximum(np.searchsorted(windows.windows[:, 0], starts_ns, side="right") - 1, 0)
-        return np.where(starts_ns < windows.windows[at, 1], at, 0)
+        return windows.places(starts_ns)
 
     def part(self, chosen: NDArray[np.bool_]) -> Way:
         """Return the chosen requests."""
@@ -152,48 +148,37 @@ def requests_by_step(found: Sequence[Way], windows: StepWindows) -> list[StepReq
 # ---- joining ----------------------------------------------------------------------------------------------------
 
 
-class _Table:
-    """The spans of one name of all processes."""
-
-    def __init__(self, seen: Observations, name: str) -> None:
-        self._kept = [process.passed[name] for process in seen.processes if name in process.passed]
-        self.starts, self.ends = self.column("starts"), self.column("ends")
-        self.places, self.keys = self.column("places"), self.column("keys")
-        self.until = np.where(self.ends == OPEN, np.iinfo(np.int64).max, self.ends)
-
-    def column(self, name: str) -> Numbers:
-        return np.concatenate([np.empty(0, np.int64), *(np.array(getattr(k, name), np.int64) for k in self._kept)])
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-
 def ways(seen: Observations) -> list[Way]:
     """Return the requests of a Recording, each once, by the name of their outermost span."""
     if not any(name in process.passed for process in seen.processes for name in _REQUESTS):
         return []
-    return _Joined(seen).ways()
+    return joined(seen).ways()
 
 
 _REQUESTS = (AGENT_REQUEST, SERVER_REQUEST, REQUEST)
 
 
-class _Joined:
+class Joined:
     """Which span of the way leads to which."""
 
     def __init__(self, seen: Observations) -> None:
-        self.agents, self.servers, self.engines = (_Table(seen, name) for name in _REQUESTS)
-        self.submits, self.calls = _Table(seen, RAY_SUBMIT), _Table(seen, RAY_CALL)
+        self.agents, self.servers, self.engines = (passed(seen, name) for name in _REQUESTS)
+        self.submits, self.calls = passed(seen, RAY_SUBMIT), passed(seen, RAY_CALL)
         self.queued_ns = self.engines.column("queued_ns")
-        self.engine_of = _engines_of(self.servers, self.engines)
+        self.engine_of = engines_of(self.servers, self.engines)
         """All of these by the server's request: the engine's, Ray's call and where it was submitted, the agent's."""
-        self.call_of = _around(self.servers, self.calls)
+        self.call_of = around(self.servers, self.calls)
         sent = np.zeros(len(self.calls), np.int64), np.zeros(len(self.submits), np.int64)  # no clock joins two hosts
-        self.submit_of = _at(_last_begun(self.calls.keys, sent[0], self.submits.keys, sent[1]), self.call_of)
-        self.agent_of_submit = _around(self.submits, self.agents)
-        self.is_by_ray = _at(self.agent_of_submit, self.submit_of) >= 0
-        by_task = _around(self.servers, self.agents)
-        self.agent_of = np.where(self.is_by_ray, _at(self.agent_of_submit, self.submit_of), by_task)
+        submit_of_call = last_begun(self.calls.column("keys"), sent[0], self.submits.column("keys"), sent[1])
+        self.submit_of = at(submit_of_call, self.call_of)
+        self.agent_of_submit = around(self.submits, self.agents)
+        self.is_by_ray = at(self.agent_of_submit, self.submit_of) >= 0
+        by_task = around(self.servers, self.agents)
+        self.agent_of = np.where(self.is_by_ray, at(self.agent_of_submit, self.submit_of), by_task)
+        claimed = np.flatnonzero(self.agent_of >= 0)
+        self.server_of = np.full(len(self.agents), -1)
+        """By the agent's request: the server's; the last one, if it was sent several times."""
+        self.server_of[self.agent_of[claimed]] = claimed
 
     def ways(self) -> list[Way]:
         """Return the requests that agent loops sent, those that servers took besides, and those of engines alone."""
@@ -201,16 +186,14 @@ class _Joined:
         return [way for way in found if len(way.reason)]
 
     def _of_agents(self) -> Way:
-        agents, claimed = self.agents, np.flatnonzero(self.agent_of >= 0)
-        times_sent = np.bincount(self.agent_of[claimed], minlength=len(agents))
-        server = np.full(len(agents), -1)
-        server[self.agent_of[claimed]] = claimed
+        agents, server = self.agents, self.server_of
+        times_sent = np.bincount(self.agent_of[self.agent_of >= 0], minlength=len(agents))
         is_sent = np.bincount(self.agent_of_submit[self.agent_of_submit >= 0], minlength=len(agents)) > 0
-        by_ray, call = _at(self.is_by_ray, server) > 0, _at(self.call_of, server)
-        sent = np.where(by_ray, _at(self.submits.starts, _at(self.submit_of, server)), _at(self.servers.starts, server))
-        arrived = np.where(by_ray, _at(self.calls.starts, call), _at(self.servers.starts, server))
-        left = np.where(by_ray, _at(self.calls.ends, call), _at(self.servers.ends, server))
-        stages, edges, reasons = self._inside(_at(self.engine_of, server), arrived, left)
+        by_ray, call = at(self.is_by_ray, server) > 0, at(self.call_of, server)
+        sent = np.where(by_ray, at(self.submits.starts, at(self.submit_of, server)), at(self.servers.starts, server))
+        arrived = np.where(by_ray, at(self.calls.starts, call), at(self.servers.starts, server))
+        left = np.where(by_ray, at(self.calls.ends, call), at(self.servers.ends, server))
+        stages, edges, reasons = self._inside(at(self.engine_of, server), arrived, left)
         return Way(
             AGENT_REQUEST,
             (AGENT_LOOP, TO_SERVER, *stages, FROM_SERVER),
@@ -250,12 +233,14 @@ class _Joined:
 
     def _in_engine(self, engine: Places) -> tuple[list[str], list[Numbers]]:
         """Return the stages in an engine and their edges: two if all of these requests say how long they waited."""
-        starts, ends = _at(self.engines.starts, engine), _at(self.engines.ends, engine)
-        queued_ns = _at(self.queued_ns, engine)
+        starts, ends = at(self.engines.starts, engine), at(self.engines.ends, engine)
+        queued_ns = at(self.queued_ns, engine)
         if not (queued_ns[engine >= 0] >= 0).all():
             return [ENGINE], [starts, ends]
         return [WAITING, RUNNING], [starts, np.minimum(starts + queued_ns, ends), ends]
 
+
+joined = once(Joined)
 
 REASONS = (NOT_OVER, SENT_AGAIN, NOT_SENT, NOT_SERVED, NOT_IN_ENGINE)
 
@@ -269,36 +254,11 @@ def _first_of(*reasons: Mapping[str, NDArray[np.bool_]]) -> NDArray[np.intp]:
     return first
 
 
-def _engines_of(servers: _Table, engines: _Table) -> Places:
+def engines_of(servers: SpanTable, engines: SpanTable) -> Places:
     """Return the engine's request of each of the server's: the last one of its id that began before it ended."""
     found = np.full(len(servers), -1)
-    for ids in (engines.column("stems"), engines.keys):
-        of_id = _last_begun(servers.keys, servers.until, ids, engines.starts)
-        is_during = (of_id >= 0) & (_at(engines.until, of_id) >= servers.starts)
+    for ids in (engines.column("stems"), engines.column("keys")):
+        of_id = last_begun(servers.column("keys"), servers.until, ids, engines.starts)
+        is_during = (of_id >= 0) & (at(engines.until, of_id) >= servers.starts)
         found = np.where(is_during, of_id, found)
-    return found
-
-
-def _around(inner: _Table, outer: _Table) -> Places:
-    """Return the span of the same thread and task that is around each one."""
-    found = _last_begun(inner.places, inner.starts, outer.places, outer.starts)
-    return np.where(_at(outer.until, found) >= inner.until, found, -1)
-
-
-def _at(column: NDArray[np.generic], places: Places) -> Numbers:
-    """Return the values at these places; -1 where there is none."""
-    return np.append(column.astype(np.int64), -1)[places]
-
-
-def _last_begun(keys: Numbers, at_ns: Numbers, of_keys: Numbers, of_starts: Numbers) -> Places:
-    """Return for each key and instant the last span of that key that had begun by then; -1 if there is none."""
-    spans = len(of_keys)
-    both, times_ns = np.concatenate([of_keys, keys]), np.concatenate([of_starts, at_ns])
-    order = np.lexsort((np.arange(len(both)) >= spans, times_ns, both))
-    is_span = order < spans
-    before = np.maximum.accumulate(np.where(is_span, np.arange(len(order)), -1))
-    last = np.where(before >= 0, order[before], -1)
-    found = np.full(len(keys), -1)
-    asked = order[~is_span]
-    found[asked - spans] = np.where((last[~is_span] >= 0) & (both[last[~is_span]] == both[asked]), last[~is_span], -1)
     return found

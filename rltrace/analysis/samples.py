@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from rltrace.analysis.observations import Observations, Samples, Seen
-from rltrace.events import SAMPLER, subjects
+from rltrace.events import subjects
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class HostSamples(msgspec.Struct, frozen=True, kw_only=True):
 def host_samples(seen: Observations) -> list[HostSamples]:
     """Return the samples of each sampler that the run had."""
     names = {process.process.key: process.process.name for process in seen.processes}
-    return [_host(process, names) for process in seen.processes if process.process.role == SAMPLER]
+    return [_host(process, names) for process in seen.samplers]
 
 
 def _host(sampler: Seen, names: dict[str, str]) -> HostSamples:

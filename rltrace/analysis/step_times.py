@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.lanes import lanes, order
 from rltrace.analysis.steps import is_whole, number_of
 from rltrace.events import STEP, Span
+from rltrace.read import columns
+from rltrace.read.columns import Columns
 from rltrace.read.recording import Process, Recording
 
 
@@ -40,7 +44,7 @@ def step_times(recording: Recording) -> list[StepTime]:
 
 
 def _steps_of(process: Process, shift_ns: int) -> list[StepTime]:
-    spans = [event for event in process.events() if isinstance(event, Span) and event.name == STEP]
+    spans: list[Span] = columns.fold(process, list, _add_steps)
     return [
         StepTime(
             number_of(span, place),
@@ -51,3 +55,8 @@ def _steps_of(process: Process, shift_ns: int) -> list[StepTime]:
         )
         for place, span in enumerate(sorted(spans, key=lambda span: span.start_ns))
     ]
+
+
+def _add_steps(spans: list[Span], rows: Columns) -> None:
+    if STEP in rows.texts:
+        spans += rows.spans(np.flatnonzero(rows.name == rows.texts.index(STEP)))

@@ -6,6 +6,7 @@ import bisect
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from rltrace.analysis.intervals import Intervals
 from rltrace.analysis.lanes import Lane, order
@@ -100,6 +101,11 @@ class StepWindows:
         them."""
         place = bisect.bisect_right(self._starts_ns, at_ns)
         return self.numbers[place] if place and at_ns < self._ends_ns[place - 1] else None
+
+    def places(self, at_ns: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return the window that each instant is in; the first one if it is between two."""
+        found = np.maximum(np.searchsorted(self.windows[:, 0], at_ns, side="right") - 1, 0)
+        return np.where(at_ns < self.windows[found, 1], found, 0)
 
     def all(self) -> list[StepWindows]:
         """Return these windows, and those of each process with steps of its own."""

@@ -21,6 +21,7 @@ from rltrace.analysis.open_spans import OpenSpan, open_spans
 from rltrace.analysis.phases import RankStep, in_order, rank_steps
 from rltrace.analysis.processes import ProcessFigures, processes, signal_name
 from rltrace.analysis.requests import Requests, StepRequests, requests_by_step, steady_requests, ways
+from rltrace.analysis.rollout import SteadyRollout, StepRollout, rollouts
 from rltrace.analysis.samples import HostSamples, host_samples
 from rltrace.analysis.spans import SpanFigures, hook_spans, own_spans
 from rltrace.analysis.steady import Steady, steady
@@ -62,6 +63,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One item per host that was sampled."""
     clock_domains: int
     """How many clocks wrote it; if more than 1, see `clocks`."""
+    ranks_started: int | None
+    """How many ranks the launcher started on all hosts, as they say; None if it did not tell them."""
+    ranks_missing: int
+    """How many of these are in no process of the Recording, such as those of hosts whose folders are not in it."""
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +150,19 @@ class Inferred(msgspec.Struct, frozen=True):
     """From what it was inferred."""
 
 
+class Folded(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks or steps of which a large summary has only those that stand out, because the others are alike."""
+
+    of: str
+    """`ranks` or `steps`."""
+    there: int
+    """How many the run has."""
+    kept: list[int]
+    """Those that have items in the lists below."""
+    option: str
+    """What to add to the command to get another one, for example."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """A Recording in figures."""
 
@@ -183,6 +201,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     span; empty without requests."""
     requests_by_step: list[StepRequests]
     """The same for the requests that began in each step: one item per step and outermost span."""
+    rollout: SteadyRollout | None
+    """Trajectories and requests of the steady steps, or of the run if these have none; None without any."""
+    rollout_by_step: list[StepRollout]
+    """The same for those that began in each step; also of steps in which none did."""
     memory: list[DeviceMemory]
     """One item per device whose owners' bytes were sampled."""
     allocations: list[AllocationPeak]
@@ -227,6 +249,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Sum over all processes; what was dropped to keep to a bound is in `losses` only."""
     complete: bool | None
     """Whether every process ended its part in good order; None if nobody saw how the others ended."""
+    folded: list[Folded] = []
+    """What is left out of the lists of a large run, above 640 ranks times steps: their items are of some ranks and
+    steps only. `steps`, `steady`, `errors` and whatever is no item of a rank or a step are whole. Empty if nothing
+    is."""
 
 
 class Analysed(NamedTuple):
@@ -253,9 +279,7 @@ def _analyse(recording: Recording) -> Analysed:
     windows = StepWindows(seen)
     measured = clocks(seen.processes, seen.time_line)
     all_steps, phases = steps(seen, windows), rank_steps(seen, windows)
-    if recording.steps_are_chosen:
-        phases = [row for row in phases if row.step is not None]  # the start-up is not in it
-    of_requests = ways(seen)
+    of_requests, of_rollout = ways(seen), rollouts(seen, windows)
     of_processes = processes(seen)
     summary = Summary(
         version=VERSION,
@@ -273,6 +297,8 @@ def _analyse(recording: Recording) -> Analysed:
         weight_sync=rank_syncs(seen, windows),
         requests=steady_requests(of_requests, windows),
         requests_by_step=requests_by_step(of_requests, windows),
+        rollout=of_rollout.steady,
+        rollout_by_step=of_rollout.by_step,
         memory=(memory := device_memory(seen, windows)),
         allocations=allocation_peaks(seen, windows, memory),
         allocations_missed=allocations_missed(seen),
@@ -287,7 +313,7 @@ def _analyse(recording: Recording) -> Analysed:
         not_applicable=names_not_applicable(seen),
         open_spans=open_spans(seen),
         errors=span_errors(seen, windows),
-        losses=_losses(recording),
+        losses=losses(recording),
         removed=[_removed(process) for process in recording.processes if process.removed.totals],
         unidentified=[
             UnidentifiedProcess(process_key=process.key, pid=process.pid, unreadable_events=process.records)
@@ -316,6 +342,8 @@ def _run(seen: Observations, clock_domains: int) -> Run:
         versions=manifest.get("versions") or {},
         machines=machines(seen.recording.processes),
         clock_domains=clock_domains,
+        ranks_started=seen.recording.ranks.started,
+        ranks_missing=seen.recording.ranks.missing,
     )
 
 
@@ -345,7 +373,7 @@ def _removed(process: Process) -> Removed:
     )
 
 
-def _losses(recording: Recording) -> list[Losses]:
+def losses(recording: Recording) -> list[Losses]:
     """Return the losses; call this after the events were read, because torn and orphan records are known only then."""
     of_processes = [
         Losses(

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.looks import end_ns_of, looks, totals_of
-from rltrace.analysis.observations import Observations, Samples, Seen
-from rltrace.events import SAMPLER, subject
+from rltrace.analysis.observations import Observations, Samples
+from rltrace.events import subject
 
 SAMPLED_USED, SAMPLED_RESERVED = "gpu.used_bytes", "gpu.reserved_bytes"
 
@@ -36,17 +35,13 @@ class UsedMemory(NamedTuple):
 
 def used_memory(seen: Observations, lane: Lane) -> UsedMemory:
     """Return the line of a lane's GPU; it is empty where nobody looked."""
-    looked = [point for process in seen.on(lane) for point in _looks(process)]
-    samplers = [process for process in seen.processes if process.process.role == SAMPLER]
-    sampled = [point for process in samplers for point in sampled_points(process.sampled, str(lane.device))]
+    looked = [
+        point for process in seen.on(lane) for point in zip(process.used.times_ns, process.used.values, strict=True)
+    ]
+    sampled = [point for process in seen.samplers for point in sampled_points(process.sampled, str(lane.device))]
     points = sorted([(*point, False) for point in looked] + [(*point, True) for point in sampled])
     times_ns, size_bytes, is_sampled = zip(*points, strict=True) if points else ((), (), ())
     return UsedMemory(np.array(times_ns, np.int64), np.array(size_bytes, np.float64), np.array(is_sampled, np.bool_))
-
-
-def _looks(process: Seen) -> list[tuple[int, float]]:
-    """Return the totals that a process read of its device."""
-    return [(end_ns_of(look), float(sum(totals.values()))) for look in looks(process) if (totals := totals_of(look))]
 
 
 def sampled_points(sampled: dict[str, Samples], device: str) -> list[tuple[int, float]]:

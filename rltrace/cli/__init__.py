@@ -34,8 +34,10 @@ from rltrace.cli.exec import exec_
 from rltrace.cli.export import export
 from rltrace.cli.ls import ls
 from rltrace.cli.overhead import overhead
+from rltrace.cli.report import report
 from rltrace.cli.run import run
 from rltrace.cli.runs import drop_output
+from rltrace.cli.sql import sql
 from rltrace.cli.summary import summary
 from rltrace.cli.view import view
 from rltrace.cli.why import why
@@ -113,9 +115,9 @@ def main() -> None:
 
 PURPOSES = {
     "Run": (exec_, run, doctor),
-    "See": (summary, why, view, ls),
+    "See": (summary, why, view, report, ls),
     "Compare": (diff, check, overhead),
-    "Data": (export, collect),
+    "Data": (sql, export, collect),
 }
 """The commands by purpose, as the help lists them."""
 

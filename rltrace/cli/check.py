@@ -10,7 +10,7 @@ import click
 
 from rltrace.cli.as_json import echo_json
 from rltrace.cli.echo import echo
-from rltrace.cli.runs import LIMITS_OPTION, open_run
+from rltrace.cli.runs import LIMITS_OPTION, figures_of, open_run
 from rltrace.cli.selection import steps_and_ranks
 from rltrace.errors import OutputError
 from rltrace.limits import Limits
@@ -82,13 +82,10 @@ def check(
 
 def judged(recording: Recording, selection: Selection) -> Judged:
     """Return the figures of a run, or of the part that was chosen, and what bounds its steps."""
-    from rltrace.analysis.findings import why
     from rltrace.analysis.measures import Judged
-    from rltrace.analysis.selected import selected
-    from rltrace.analysis.summary import analyse
 
-    analysed = analyse(selected(recording, selection))
-    return Judged(analysed.summary, why(analysed))
+    found = figures_of(recording, selection)
+    return Judged(found.summary, found.why)
 
 
 def write(file: Path, text: str) -> None:

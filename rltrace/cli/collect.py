@@ -1,8 +1,9 @@
-"""`rltrace collect` fetches through Ray what other hosts recorded."""
+"""`rltrace collect` brings together what several hosts recorded."""
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,23 +12,48 @@ from rltrace.cli.runs import LIMITS_OPTION, open_run
 from rltrace.errors import RecordingError, RunError
 from rltrace.limits import Limits
 
+if TYPE_CHECKING:
+    from rltrace.read.recording import Recording
+
 
 @click.command()
-@click.argument("run", required=False)
+@click.argument("runs", metavar="[RUN]...", nargs=-1)
 @click.option(
     "--address",
     metavar="HOST:PORT",
     help="Address of the Ray cluster.  [default: the one that RUN's driver joined, else RAY_ADDRESS]",
 )
+@click.option(
+    "--unknown-clocks",
+    is_flag=True,
+    help="Bring folders together although nobody read their clocks: real time aligns them, with an unknown error.",
+)
 @LIMITS_OPTION
-def collect(run: str | None, address: str | None, limits: Limits) -> None:
-    """Fetch what the other hosts of RUN recorded.
+def collect(runs: tuple[str, ...], address: str | None, unknown_clocks: bool, limits: Limits) -> None:
+    """Bring together what several hosts recorded.
 
-    A process on another host than RUN's records to a local disk there. `rltrace run` and `rltrace exec` fetch this when
-    they end. This command does the same at any time, as often as you like, and fetches only what is new. RUN is the
-    folder of a Recording, by default the newest in ./rltrace-runs.
+    With the folders of several hosts, one RUN each, everything goes into the folder of the host that read the others'
+    clocks, which is that of rank 0. RUN may be an archive too, except there.
+
+    With one RUN, what other nodes of its Ray cluster recorded is fetched. `rltrace run` and `rltrace exec` do this when
+    they end. RUN is by default the newest Recording in ./rltrace-runs.
+
+    Do either as often as you like: only what is new is fetched.
     """
-    recording = open_run(run, limits)
+    opened = [open_run(run, limits) for run in runs or (None,)]
+    if len(opened) == 1:
+        _from_cluster(opened[0], address)
+        return
+    if address is not None:
+        raise click.UsageError("--address is of one RUN on a Ray cluster, and not of the folders of several hosts")
+    from rltrace.run.collection import bring_together
+
+    into, done = bring_together(opened, unknown_clocks=unknown_clocks)
+    echo(f"{into.path}: {done}")
+    _report(done.failures)
+
+
+def _from_cluster(recording: Recording, address: str | None) -> None:
     if recording.folder != recording.path:
         raise RecordingError(f"{recording.path}: an archive, which is read-only; unpack it and give the folder")
     from rltrace.record import cluster
@@ -38,7 +64,7 @@ def collect(run: str | None, address: str | None, limits: Limits) -> None:
     if where is None:
         echo(
             f"{recording.path}: nothing to fetch, because its driver joined no Ray cluster; name a cluster "
-            "with --address"
+            "with --address, or give the folders of the other hosts too"
         )
         return
     run_id, authentication = str(recording.manifest.get("run_id")), cluster.ray_authentication(recording.path)
@@ -46,7 +72,16 @@ def collect(run: str | None, address: str | None, limits: Limits) -> None:
         failures = joined.read_clocks(recording.path)
         done = fetch(recording.path, joined)
     echo(f"{recording.path}: {done}")
-    failures = list(dict.fromkeys([*failures, *done.failures]))
+    _report([*failures, *done.failures])
+
+
+def _report(failures: list[str]) -> None:
+    """Say what failed, each once.
+
+    Raises:
+        RunError: something did.
+    """
+    failures = list(dict.fromkeys(failures))
     for failure in failures[1:]:
         echo(f"rltrace: {failure}", err=True)
     if failures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
@@ -27,8 +28,12 @@ DEFAULT = "perfetto"
 """The format if neither a format nor a file is named."""
 
 
+EXTRAS = {"parquet": "sql", "memory": "pictures"}
+"""The extras that bring the packages of formats."""
+
+
 class Exporter(Protocol):
-    """A format."""
+    """A format. One of several files has `write_folder(recording, folder)` in place of `write`."""
 
     suffix: str
     """End of its files' names; a format with several kinds of file has `suffixes` too."""
@@ -67,8 +72,9 @@ def export(
     """Write RUN as a file that other programs read.
 
     The format perfetto (.pftrace) is the timeline for ui.perfetto.dev. The format memory (.html, .svg, .png) is a
-    picture of who holds every byte. The format archive (.zip) is the Recording as one small file, which summary, view,
-    diff and export open. RUN is the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
+    picture of who holds every byte. The format parquet (.parquet) is a folder with a file for each table of
+    docs/sql.md. The format archive (.zip) is the Recording as one small file, which summary, view, diff and export
+    open. RUN is the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
     """
     from rltrace.analysis.selected import selected
 
@@ -80,6 +86,9 @@ def export(
     output = f"{recording.name}{exporter.suffix}" if output is None else output
     if hasattr(exporter, "for_file"):  # a format of several kinds of file
         exporter = exporter.for_file(output)
+    if hasattr(exporter, "write_folder"):
+        write_whole_folder(exporter, recording, output, force=force)
+        return
     if output == STDOUT:
         exporter.write(recording, sys.stdout.buffer)
         return
@@ -100,7 +109,8 @@ def load_exporter(name: str) -> Exporter:
     try:
         exporter: Exporter = plugins.load(known[name])()
     except ImportError as error:
-        raise MissingExtraError(f"the format {name} needs {error.name}, which is not installed here", "view") from None
+        said = f"the format {name} needs {error.name}, which is not installed here"
+        raise MissingExtraError(said, EXTRAS.get(name, "view")) from None
     return exporter
 
 
@@ -130,6 +140,40 @@ def write_whole(exporter: Exporter, recording: Recording, file: Path, *, force: 
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink()
+
+
+def write_whole_folder(exporter: Any, recording: Recording, output: str, *, force: bool) -> None:
+    """Write a complete folder or none; replace only a folder of the same format, and only if told to.
+
+    Raises:
+        OutputError: there is something else, or it cannot be written.
+    """
+    if output == STDOUT:
+        raise click.UsageError("this format is a folder; name it with -o")
+    folder = Path(output)
+    if folder.exists() and not (force and _is_of(exporter, folder)):
+        why = "has other files" if force else "exists already; overwrite it with --force"
+        raise OutputError(f"{folder}: {why}, or name another folder with -o")
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        unfinished.mkdir()
+        exporter.write_folder(recording, unfinished)
+        if folder.exists():
+            shutil.rmtree(folder)
+        unfinished.rename(folder)
+    except OSError as error:
+        said = error.strerror or error
+        raise OutputError(f"{folder}: cannot be written: {said}; name another folder with -o") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    files = [*folder.iterdir()]
+    size_bytes = sum(file.stat().st_size for file in files)
+    echo(f"{output}  {len(files)} files, {size_bytes:,} bytes", err=True)
+
+
+def _is_of(exporter: Any, folder: Path) -> bool:
+    """Return whether a folder has nothing but files of a format."""
+    return folder.is_dir() and all(file.suffix == exporter.suffix for file in folder.iterdir())
 
 
 def _by_suffix(output: str) -> Exporter:

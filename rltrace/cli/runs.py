@@ -24,7 +24,9 @@ from rltrace.record.lifecycle import default_folder
 from rltrace.run.sampler import INTERVAL_SECONDS
 
 if TYPE_CHECKING:
+    from rltrace.analysis.figures import Figures
     from rltrace.read.recording import Recording
+    from rltrace.read.selection import Selection
 
 RUNS = Path("rltrace-runs")
 
@@ -102,6 +104,16 @@ def open_run(run: str | None, limits: Limits) -> Recording:
     if more := len(refused[MOST_REFUSED:]):
         echo(f"rltrace: not read: {more:,} more files, for reasons such as these", err=True)
     return recording
+
+
+def figures_of(recording: Recording, selection: Selection) -> Figures:
+    """Return the figures of a Recording, or of the part that was chosen; say which file of its cache is damaged."""
+    from rltrace.analysis.figures import figures
+
+    found = figures(recording, selection)
+    for why in found.damaged:
+        echo(f"rltrace: not used: {why}; the figures come from the segments", err=True)
+    return found
 
 
 def claim(out: str | None, command: list[str], config: Mapping[str, Any]) -> Path:

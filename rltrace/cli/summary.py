@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rltrace.cli.as_json import echo_json
-from rltrace.cli.runs import LIMITS_OPTION, open_run
+from rltrace.cli.runs import LIMITS_OPTION, figures_of, open_run
 from rltrace.cli.selection import steps_and_ranks
 from rltrace.limits import Limits
 from rltrace.read.selection import Numbers, Selection
@@ -26,16 +26,15 @@ def summary(
     means over all steps after the first, which is excluded as warm-up. RUN is the folder of a Recording or an archive
     of it, by default the newest in ./rltrace-runs; the run may be over, still running, or dead.
     """
-    from rltrace.analysis.selected import selected
-    from rltrace.analysis.summary import analyse
+    from rltrace.analysis.folding import for_programs
     from rltrace.host.garbage_collector import without_collection
 
     with without_collection():
-        found = analyse(selected(open_run(run, limits), Selection(steps, ranks)))
+        selection = Selection(steps, ranks)
+        found = figures_of(open_run(run, limits), selection)
         if as_json:
-            echo_json(found.summary)
+            echo_json(for_programs(found.summary, selection))
             return
-        from rltrace.analysis.findings import why
         from rltrace.cli.tables import console, show
 
-        show(found.summary, console(), whole=whole, why=why(found))
+        show(found.summary, console(), whole=whole, why=found.why, selection=selection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rltrace.cli.as_json import echo_json
-from rltrace.cli.runs import LIMITS_OPTION, open_run
+from rltrace.cli.runs import LIMITS_OPTION, figures_of, open_run
 from rltrace.cli.selection import steps_and_ranks
 from rltrace.limits import Limits
 from rltrace.read.selection import Numbers, Selection
@@ -23,11 +23,7 @@ def why(run: str | None, as_json: bool, steps: Numbers | None, ranks: Numbers | 
     the most to gain, and how far to trust it; then follows what could not be judged, and why. RUN is the folder of a
     Recording or an archive of it, by default the newest in ./rltrace-runs.
     """
-    from rltrace.analysis.findings import why as judged
-    from rltrace.analysis.selected import selected
-    from rltrace.analysis.summary import analyse
-
-    found = judged(analyse(selected(open_run(run, limits), Selection(steps, ranks))))
+    found = figures_of(open_run(run, limits), Selection(steps, ranks)).why
     if as_json:
         echo_json(found)
         return

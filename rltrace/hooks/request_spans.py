@@ -27,13 +27,32 @@ class Lanes:
         heapq.heappush(self._free, lane)
 
 
+class InFlight:
+    """A request that has begun and not ended; what nobody has told yet is None."""
+
+    __slots__ = ("cached_tokens", "first_token_ns", "lane", "queued_ns", "start_ns")
+
+    def __init__(self, start_ns: int, lane: int) -> None:
+        self.start_ns = start_ns
+        self.lane = lane
+        self.queued_ns: int | None = None
+        self.first_token_ns: int | None = None
+        self.cached_tokens: int | None = None
+
+    def told(self) -> dict[str, int]:
+        """Return what is known, as arguments of its span."""
+        known = (("queued_ns", self.queued_ns), ("first_token_ns", self.first_token_ns))
+        return {name: value for name, value in (*known, ("cached_tokens", self.cached_tokens)) if value is not None}
+
+
 class Requests:
     """The requests in flight, each on a lane that no other request uses meanwhile."""
 
     def __init__(self) -> None:
-        self._begun: dict[str, tuple[int, int]] = {}
-        self._queued_ns: dict[str, int] = {}
+        self._begun: dict[str, InFlight] = {}
         self._lanes = Lanes()
+        self.without_token: dict[str, InFlight] = {}
+        """Those that a step has computed, and that have no token yet: in most steps there are none."""
 
     @property
     def in_flight(self) -> int:
@@ -43,22 +62,36 @@ class Requests:
     def begin(self, request_id: str) -> None:
         """Note when a request was queued; one that is queued again keeps its beginning."""
         if request_id not in self._begun:
-            self._begun[request_id] = (now_ns(), self._lanes.take())
+            self._begun[request_id] = InFlight(now_ns(), self._lanes.take())
 
-    def scheduled(self, request_id: str, at_ns: int) -> None:
-        """Note when the first step that computes a request began: until then it waited."""
+    def scheduled(self, request_id: str, at_ns: int, cached_tokens: int | None = None) -> None:
+        """Note when the first step that computes a request began: until then it waited.
+
+        Args:
+            request_id: Of the request.
+            at_ns: When the step began.
+            cached_tokens: So many tokens of its prompt did not have to be computed, because they had been before.
+        """
         begun = self._begun.get(request_id)
+        if begun is not None and begun.queued_ns is None:
+            begun.queued_ns = max(0, at_ns - begun.start_ns)
+            begun.cached_tokens = cached_tokens
+            self.without_token[request_id] = begun
+
+    def has_token(self, request_id: str) -> None:
+        """Note that a request has its first token now."""
+        begun = self.without_token.pop(request_id, None)
         if begun is not None:
-            self._queued_ns.setdefault(request_id, max(0, at_ns - begun[0]))
+            begun.first_token_ns = now_ns() - begun.start_ns
 
     def end(self, request_id: str, **args: Any) -> None:
-        """Write the span of a request that is done, with how long it waited, if that is known."""
+        """Write the span of a request that is done, with what is known of its way."""
         begun = self._begun.pop(request_id, None)
-        queued_ns = self._queued_ns.pop(request_id, None)
-        if queued_ns is not None:
-            args["queued_ns"] = queued_ns
+        self.without_token.pop(request_id, None)
         if begun is None:  # it was queued before the hook was there
             return
-        start_ns, lane = begun
-        self._lanes.give_back(lane)
-        spans.automatic_span_at(REQUEST, start_ns, now_ns(), lane=lane, request_id=request_id, **args)
+        self._lanes.give_back(begun.lane)
+        told = begun.told()
+        spans.automatic_span_at(
+            REQUEST, begun.start_ns, now_ns(), lane=begun.lane, request_id=request_id, **told, **args
+        )

@@ -10,6 +10,9 @@ from rltrace.host.interruption import own_failure
 
 now_ns = time.monotonic_ns
 
+Domain = tuple[str, str]
+"""Boot id and time namespace."""
+
 
 def domain() -> dict[str, str]:
     """Return boot id and time namespace of this process; two processes that share both share one clock.
@@ -17,6 +20,12 @@ def domain() -> dict[str, str]:
     Two time namespaces of one boot differ by a constant, so the boot id alone is not enough (time_namespaces(7)).
     """
     return {"boot_id": _read("/proc/sys/kernel/random/boot_id"), "time_namespace": _link("/proc/self/ns/time")}
+
+
+def own_domain() -> Domain:
+    """Return the same as a value that can be compared."""
+    said = domain()
+    return said["boot_id"], said["time_namespace"]
 
 
 def anchor() -> dict[str, int]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from rltrace.limits import LIFT, LIMITS, Limits
 
@@ -39,7 +39,11 @@ def read(path: Path, limits: Limits = LIMITS) -> bytes:
         OSError: it is not there, or cannot be read.
     """
     with _opened(path, limits) as file:
-        return file.read(os.fstat(file.fileno()).st_size + _GROWTH_BYTES)
+        size_bytes = os.fstat(file.fileno()).st_size
+        content = file.raw.read(size_bytes + _GROWTH_BYTES) or b""  # a buffer would copy it once more
+        while len(content) < size_bytes and (more := file.raw.read(size_bytes - len(content))):  # 2 GiB at a time
+            content += more
+        return content
 
 
 def lines(path: Path, limits: Limits = LIMITS) -> Iterator[str]:
@@ -66,7 +70,7 @@ def refusal(path: Path, limits: Limits = LIMITS) -> str | None:
         return None
 
 
-def _opened(path: Path, limits: Limits) -> BinaryIO:
+def _opened(path: Path, limits: Limits) -> BufferedReader:
     _check(path, path.lstat(), limits)  # before it is opened: opening a device may do something
     file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
     try:

@@ -19,6 +19,7 @@ from rltrace.events import STEP
 from rltrace.hooks.arguments import argument, keep_self
 from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after
+from rltrace.hooks.trajectories import name_trajectories, of_trajectory
 from rltrace.instrument.memory.work import ACTOR, CRITIC, REF, WORK, begin_startup
 from rltrace.instrument.torch.devices import device_of
 from rltrace.instrument.torch.tensor_sizes import announced_sizes, sizes_of
@@ -121,7 +122,8 @@ def name_sync_hooks(patches: PatchSet) -> None:
 
 def name_rollout_hooks(patches: PatchSet) -> None:
     """Name the hooks on trajectories, on their requests, and on the engine behind a server."""
-    patches.span(f"{TRAIN}.generators.skyrl_gym_generator:SkyRLGymGenerator.agent_loop", "agent_loop.trajectory")
+    loop = f"{TRAIN}.generators.skyrl_gym_generator:SkyRLGymGenerator.agent_loop"
+    name_trajectories(patches, loop, lambda *_, **__: {})
     patches.span(f"{CLIENT}._generate_single", "agent_loop.request", request_args)
     patches.span(f"{CLIENT}.sleep", "trainer.sleep_replicas")
     patches.span(f"{CLIENT}.wake_up", "trainer.wake_replicas", wake_args)
@@ -291,8 +293,8 @@ def update_args(_of: Any, update_info: Any, *_: Any, **__: Any) -> dict[str, Any
 
 
 def request_args(_client: Any, prompt_token_ids: Any = (), *_: Any, **__: Any) -> dict[str, Any]:
-    """Return how long a prompt is."""
-    return {"prompt_tokens": len(prompt_token_ids)}
+    """Return how long a prompt is, and whose turn it is."""
+    return {"prompt_tokens": len(prompt_token_ids), **of_trajectory()}
 
 
 def wake_args(*args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -6,6 +6,8 @@ and their events, streamed, on one time line (`alignment.py`). `from rltrace imp
 
 `columns.py` gives the same as numpy arrays, a hundred times as fast where `native/` was built.
 
+`cache.py` keeps what was computed of a large Recording until a file of it changes.
+
 `gate.py` checks every field that was written, and `order.py` the times of a segment that has no checksum. `archive.py`
 opens a Recording that is one file, `ending.py` knows how its command ended, `command_line.py` takes a recorded command
 apart, and `perfetto_ui.py` serves a timeline to a browser.

@@ -4,26 +4,24 @@ A reading is one exchange: the reference sent at `sent_ns`, the other clock was 
 by `received_ns`. The other clock was read somewhere in between, however unequal the two ways were, so half the round
 trip bounds the error of taking the middle. Between two readings the shift is interpolated; beyond them it continues
 with the drift that was measured over all of them.
+
+A clock may jump: a virtual machine is frozen and goes on, a host sleeps. Between two readings it then went by more than
+its rate elsewhere allows. Nobody knows when in between, so the bound there includes the jump, and the drift is measured
+on one side of it.
 """
 
 from __future__ import annotations
 
 import bisect
-import json
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rltrace.host import regular_file
+from rltrace.host.clock import Domain
 from rltrace.read import gate
-from rltrace.record import checksum
-
-FILE = "clocks.jsonl"
-"""File in a Recording with one line per reading."""
-
-Domain = tuple[str, str]
-"""Boot id and time namespace."""
+from rltrace.record.clock_readings import FILE
 
 WANDER = 15e-6
 """How far a clock's rate may stray from its mean while it is watched: PHI of RFC 5905, section 7.3 (NTP)."""
@@ -36,10 +34,6 @@ MOST_DRIFT = 0.01
 
 _ROUNDING_NS = 2
 """Half a nanosecond each for the middle, its half width, and two interpolations."""
-
-_HALVINGS = 20
-"""Readings lie twice their bounds apart, so a shift changes by at most half a nanosecond per nanosecond: each step
-halves an error."""
 
 
 class Reading(NamedTuple):
@@ -56,6 +50,27 @@ class Reading(NamedTuple):
         return cls(read_ns, (sent_ns + received_ns) // 2 - read_ns, (received_ns - sent_ns) / 2)
 
 
+class _Gap(NamedTuple):
+    """The time between two readings that follow each other."""
+
+    before: Reading
+    after: Reading
+
+    @property
+    def length_ns(self) -> int:
+        return self.after.at_ns - self.before.at_ns
+
+    @property
+    def rate(self) -> float:
+        """Nanoseconds by which the shift grew per nanosecond."""
+        return (self.after.shift_ns - self.before.shift_ns) / self.length_ns
+
+    @property
+    def stray(self) -> float:
+        """How far `rate` may be from the clock's mean rate if the clock did not jump."""
+        return WANDER + (self.before.bound_ns + self.after.bound_ns + _ROUNDING_NS) / self.length_ns
+
+
 class Alignment:
     """What to add to the times of one clock domain to get the reference's, with a bound on the error."""
 
@@ -67,7 +82,9 @@ class Alignment:
         """
         self.readings = _tightest(sorted(readings))
         self._times_ns = [reading.at_ns for reading in self.readings]
-        first, last = self.readings[0], self.readings[-1]
+        gaps = [_Gap(*pair) for pair in pairwise(self.readings)]
+        steady = _steady(gaps)
+        first, last = _longest_run(self.readings, steady)
         length_ns = last.at_ns - first.at_ns
         measured = 2 * WANDER + (first.bound_ns + last.bound_ns) / length_ns if length_ns else UNMEASURED_DRIFT
         self.is_drift_measured = measured < UNMEASURED_DRIFT
@@ -75,6 +92,11 @@ class Alignment:
         self.drift_error = min(measured, UNMEASURED_DRIFT)
         self.drift = (last.shift_ns - first.shift_ns) / length_ns if self.is_drift_measured else 0.0
         """Nanoseconds by which the shift grows per nanosecond; 1e-6 is a part per million."""
+        self.jumps_ns = [
+            0.0 if is_steady else (gap.rate - self.drift) * gap.length_ns
+            for gap, is_steady in zip(gaps, steady, strict=True)
+        ]
+        """For each gap between two readings, by how much the clock jumped in it."""
 
     def shift_ns(self, time_ns: int) -> int:
         """Return what to add to a time of the domain's clock; the order of two of its times is always kept."""
@@ -87,32 +109,48 @@ class Alignment:
         return before.shift_ns + round((after.shift_ns - before.shift_ns) * part)
 
     def undone_ns(self, reference_ns: int) -> int:
-        """Return the time of the domain's clock that `shift_ns` maps to this time of the reference, to well below a
-        bound."""
-        near_ns = reference_ns - self.readings[-1].shift_ns
-        for _ in range(_HALVINGS):
-            near_ns = reference_ns - self.shift_ns(near_ns)
-        return near_ns
+        """Return the time of the domain's clock that `shift_ns` maps to this time of the reference, to a rounding."""
+        place = bisect.bisect_right(self.readings, reference_ns, key=_reference_ns)
+        if 0 < place < len(self.readings):
+            before, after = self.readings[place - 1], self.readings[place]
+            part = (reference_ns - _reference_ns(before)) / (_reference_ns(after) - _reference_ns(before))
+            return before.at_ns + round((after.at_ns - before.at_ns) * part)
+        end = self.readings[-1 if place else 0]
+        return end.at_ns + round((reference_ns - _reference_ns(end)) / (1 + self.drift))
 
     def bound_ns(self, time_ns: int) -> float:
-        """Return how far off `shift_ns` is at most: half of the nearest round trips, and what the drift may add from
-        there."""
-        before, after = self._around(time_ns)
-        if before is None or after is None:
-            end = before or after
-            assert end is not None
+        """Return how far off `shift_ns` is at most: half of the nearest round trips, and what the drift or a jump may
+        add from there."""
+        place = bisect.bisect_right(self._times_ns, time_ns)
+        if not 0 < place < len(self.readings):
+            end = self.readings[-1 if place else 0]
             return end.bound_ns + abs(time_ns - end.at_ns) * self.drift_error + _ROUNDING_NS
-        return _between(before, after, time_ns) + _ROUNDING_NS
+        before, after, jump_ns = self.readings[place - 1], self.readings[place], self.jumps_ns[place - 1]
+        if not jump_ns:
+            return _between(before, after, time_ns) + _ROUNDING_NS
+        farther_ns = max(time_ns - before.at_ns, after.at_ns - time_ns)
+        return self._across(_Gap(before, after), jump_ns, farther_ns)
 
     def largest_bound_ns(self, start_ns: int, end_ns: int) -> float:
         """Return the largest `bound_ns` of the times from `start_ns` to `end_ns`, or a little more."""
         ends = max(self.bound_ns(start_ns), self.bound_ns(end_ns))
         inside = (
-            max(before.bound_ns, after.bound_ns) + WANDER * (after.at_ns - before.at_ns) / 2 + _ROUNDING_NS
-            for before, after in pairwise(self.readings)
-            if before.at_ns < end_ns and after.at_ns > start_ns
+            self._across(gap, jump_ns, gap.length_ns)
+            if jump_ns
+            else max(gap.before.bound_ns, gap.after.bound_ns) + WANDER * gap.length_ns / 2 + _ROUNDING_NS
+            for gap, jump_ns in zip(map(_Gap._make, pairwise(self.readings)), self.jumps_ns, strict=True)
+            if gap.before.at_ns < end_ns and gap.after.at_ns > start_ns
         )
         return max(ends, *inside, 0.0)
+
+    def _across(self, gap: _Gap, jump_ns: float, farther_ns: int) -> float:
+        """Return the bound in a gap with a jump, this far from the farther of its readings.
+
+        The true shift is one reading's, continued with the drift, up to the jump, and the other's from there on. The
+        interpolated one lies between the two.
+        """
+        ends_ns = max(gap.before.bound_ns, gap.after.bound_ns)
+        return ends_ns + abs(jump_ns) * farther_ns / gap.length_ns + self.drift_error * farther_ns + _ROUNDING_NS
 
     def _around(self, time_ns: int) -> tuple[Reading | None, Reading | None]:
         place = bisect.bisect_right(self._times_ns, time_ns)
@@ -120,6 +158,54 @@ class Alignment:
             self.readings[place - 1] if place else None,
             self.readings[place] if place < len(self.readings) else None,
         )
+
+
+def _reference_ns(reading: Reading) -> int:
+    return reading.at_ns + reading.shift_ns
+
+
+def _steady(gaps: Sequence[_Gap]) -> list[bool]:
+    """Return in which gaps the clock can have run at one mean rate: the one that most of the time agrees on.
+
+    A rate that no two clocks have is believed only if every gap agrees on it.
+    """
+    ranges = [(gap.rate - gap.stray, gap.rate + gap.stray, gap.length_ns) for gap in gaps]
+    rate = _most_agreed(ranges)
+    found = [least <= rate <= most for least, most, _ in ranges]
+    if abs(rate) <= UNMEASURED_DRIFT or all(found):
+        return found
+    possible = [
+        (max(least, -UNMEASURED_DRIFT), min(most, UNMEASURED_DRIFT), length_ns)
+        for least, most, length_ns in ranges
+        if least <= UNMEASURED_DRIFT and most >= -UNMEASURED_DRIFT
+    ]
+    rate = _most_agreed(possible) if possible else rate
+    return [least <= rate <= most for least, most, _ in ranges]
+
+
+def _most_agreed(ranges: Iterable[tuple[float, float, int]]) -> float:
+    """Return a value inside of the ranges that weigh most together; of several, the one nearest to zero.
+
+    Args:
+        ranges: Least, most and weight of each.
+    """
+    edges = sorted(edge for least, most, weight in ranges for edge in ((least, -1, weight), (most, 1, weight)))
+    weight_there, best = 0, (0, 0.0, 0.0)
+    for (value, is_end, weight), (next_value, *_) in pairwise(edges):
+        weight_there -= is_end * weight
+        near_zero = min(max(value, 0.0), next_value)
+        best = max(best, (weight_there, -abs(near_zero), near_zero))
+    return best[2]
+
+
+def _longest_run(readings: Sequence[Reading], steady: Sequence[bool]) -> tuple[Reading, Reading]:
+    """Return the first and the last reading of the longest time without a jump."""
+    first, best = readings[0], (readings[0], readings[0])
+    for after, is_steady in zip(readings[1:], steady, strict=True):
+        first = first if is_steady else after
+        if is_steady and after.at_ns - first.at_ns > best[1].at_ns - best[0].at_ns:
+            best = first, after
+    return best
 
 
 def _between(before: Reading, after: Reading, time_ns: int) -> float:
@@ -150,19 +236,6 @@ def _tightest(readings: Sequence[Reading]) -> list[Reading]:
             kept.pop()
         kept.append(reading)
     return kept
-
-
-def line(reference: Domain, domain: Domain, exchange: tuple[int, int, int], **more: Any) -> str:
-    """Return the line that is appended to `FILE` about the shortest exchange of a round, with its newline.
-
-    Args:
-        reference: The clock domain that sent and received.
-        domain: The clock domain that was read in between.
-        exchange: sent_ns, read_ns, received_ns.
-        **more: Useful to people: the host, the number of exchanges.
-    """
-    times = dict(zip(("sent_ns", "read_ns", "received_ns"), exchange, strict=True))
-    return checksum.signed(json.dumps({"reference": reference, "domain": domain, **times, **more})) + "\n"
 
 
 def read(recording: Path, reference: Domain) -> dict[Domain, Alignment]:

@@ -50,6 +50,11 @@ ARGUMENTS: dict[str, Argument] = {
     "error_ns": _NUMBER,
     "behind_host_ns": _NUMBER,
     "tokens": _NUMBER,
+    "prompt_tokens": _NUMBER,
+    "cached_tokens": _NUMBER,
+    "first_token_ns": _NUMBER,
+    "drafted": _COUNT,
+    "accepted": _COUNT,
     "running": _COUNT,
     "waiting": _COUNT,
     "preempted": _COUNT,
@@ -59,6 +64,8 @@ ARGUMENTS: dict[str, Argument] = {
     "error": Argument(native.ONLY_TEXT),
     "method": Argument(native.AS_TEXT),
     "request_id": Argument(native.AS_TEXT),
+    "trajectory": Argument(native.AS_TEXT),
+    "tool": Argument(native.AS_TEXT),
     "phase": Argument(native.IS_TRUE),
     "inferred": Argument(native.IS_TRUE),
     "module": Argument(native.IS_TRUTHY),
@@ -240,15 +247,15 @@ class _Decoding:
         self.process.torn += torn
         self.process.orphans += orphans
         self.process.stray_flows += strays
-        self.process.threads.update(self.decoder.threads())
 
     def _taken(self) -> Columns:
         raw, arguments = self.decoder.take()
+        self.process.threads.update(self.decoder.threads())
         self._learn()
         if not self._is_same:
             raw |= {name: self._placed(raw[name]) for name in ("name", "sample_name")}
             arguments |= {key: self._placed(arguments[key]) for key in _TEXTS}
-        args = _Encoded(self, raw, arguments)
+        args = Encoded(self, raw, arguments)
         args.check()
         self._end_in_pauses(raw)
         on_time_line = _time_line(self.process.alignment)
@@ -305,7 +312,7 @@ class _Decoding:
         return found.without(unfit) if unfit else found
 
 
-class _Encoded:
+class Encoded:
     """The arguments of rows as they were written."""
 
     def __init__(

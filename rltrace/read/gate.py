@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rltrace.events import (
+    AGENT_REQUEST,
     ALLOCATIONS_KEPT,
     DEVICE_TIME,
     ENGINE_STEP,
@@ -23,6 +24,7 @@ from rltrace.events import (
     MEMORY_MOVES,
     OUT_OF_MEMORY,
     REQUEST,
+    SERVER_REQUEST,
     STEP,
     WEIGHT_SYNC_STAGES,
 )
@@ -199,6 +201,7 @@ IDENTITY: dict[str, Check] = {
     "parent": maybe(text),
     "role": maybe(text),
     "rank": maybe(_rank),
+    "world_size": maybe(_rank),
     "device": maybe(record({"host": maybe(text), "uuid": maybe(text)})),
     "name": maybe(text),
     "machine": maybe(
@@ -457,9 +460,13 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
     **dict.fromkeys(WEIGHT_SYNC_STAGES, _SIZES),
     **{name: {"bytes": number, "tag": text, "tags": _tags} for name in MEMORY_MOVES},
     STEP: {"step": _step},
-    REQUEST: {"queued_ns": number, "tokens": number},
+    REQUEST: dict.fromkeys(("queued_ns", "first_token_ns", "prompt_tokens", "cached_tokens", "tokens"), number),
+    **{name: {"prompt_tokens": number, "tokens": number} for name in (AGENT_REQUEST, SERVER_REQUEST)},
     FORWARD: {"rows": number, "columns": number},
-    ENGINE_STEP: {"running": _count, "waiting": _count, "preempted": _count, "kv_usage": number},
+    ENGINE_STEP: {
+        **dict.fromkeys(("running", "waiting", "preempted", "drafted", "accepted"), _count),
+        "kv_usage": number,
+    },
     MEMORY_EDGE: {
         "totals": by_name(number),
         "free_bytes": number,

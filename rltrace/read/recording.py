@@ -20,16 +20,17 @@ from typing import Any, NamedTuple
 from rltrace.errors import RecordingError
 from rltrace.events import AUTOMATIC, MARKED_SINCE, SAMPLER, STEP, VERSION, Args, Counter, Span, is_of_bytes
 from rltrace.host import clock, regular_file
+from rltrace.host.clock import Domain
 from rltrace.limits import LIMITS, Limits
 from rltrace.read import alignment, archive, ending, engines, gate, order, removed, unmarked
-from rltrace.read.alignment import Alignment, Domain
+from rltrace.read.alignment import Alignment
 from rltrace.read.crossing import Crossing
 from rltrace.read.ending import Ending
 from rltrace.read.inferred import can_infer, is_known, with_inferred
 from rltrace.read.records import records
 from rltrace.read.step_records import StepRecords
 from rltrace.read.window import Cut, inside
-from rltrace.record import checksum, manifest
+from rltrace.record import checksum, clock_readings, manifest
 from rltrace.record.manifest import LINES
 from rltrace.record.process import (
     COUNT_SLOTS,
@@ -120,7 +121,7 @@ class Recording:
         run's clock.
         """
         processes = [process for process in self._found if process.is_identified]
-        reference = self._clock_domain_of_run
+        reference = self.own_domain
         aligned = alignment.read(self.folder, reference) if reference else {}
         for process in processes:
             if reference and process.clock_domain != reference and process.clock_domain in aligned:
@@ -134,7 +135,7 @@ class Recording:
             cuts: For each process in the part, by its key, what of it.
             steps_are_chosen: It is a part of chosen steps.
         """
-        _ = self.time_domain  # of the whole
+        _ = self.time_domain, self.ranks  # of the whole
         part = copy.copy(self)
         part.steps_are_chosen = steps_are_chosen
         part.processes = [process.part(cuts[process.key]) for process in self.processes if process.key in cuts]
@@ -184,13 +185,20 @@ class Recording:
         nobody measured.
         """
         domains = {process.time_domain for process in self.processes}
-        if self._clock_domain_of_run in domains:
-            return self._clock_domain_of_run
+        if self.own_domain in domains:
+            return self.own_domain
         first = min(self.processes, key=_seniority, default=None)
         return first.time_domain if first else None
 
+    @cached_property
+    def ranks(self) -> Ranks:
+        """Return how many ranks there were, and how many of them are missing."""
+        started = max((process.world_size for process in self.processes if process.world_size), default=None)
+        here = {process.rank for process in self.processes if process.rank is not None}
+        return Ranks(started, 0 if started is None else started - sum(rank < started for rank in here))
+
     @property
-    def _clock_domain_of_run(self) -> Domain | None:
+    def own_domain(self) -> Domain | None:
         """Return the clock domain of the process that made the Recording; older ones do not say."""
         said = self.manifest.get("clock_domain")
         return (str(said.get("boot_id")), str(said.get("time_namespace"))) if said else None
@@ -206,6 +214,17 @@ class Recording:
     def is_live(self) -> bool:
         """Return whether the process that owns the run is still alive, as seen from its host."""
         return manifest.is_live(self.folder)
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether no process of this host writes to it any more, so that it says the same from here on."""
+        if self.is_live or any(process.is_alive for process in self.processes):
+            return False
+        opening = (self.folder / OPENING).glob("*/")
+        unsaid = (process.folder for process in self._found if not process.is_identified)
+        return not any(_is_opening(folder, key_of_opening(folder.name)) for folder in opening) and not any(
+            _is_opening(folder, folder.name) for folder in unsaid
+        )
 
     @property
     def is_watched(self) -> bool:
@@ -262,7 +281,7 @@ class Recording:
         counts = {
             manifest.FILE: self._damaged_fields,
             manifest.UNTRACED: self._read_untraced().damaged,
-            alignment.FILE: alignment.read_lines(self.folder).damaged,
+            clock_readings.FILE: alignment.read_lines(self.folder).damaged,
             ending.FILE: int(ending.is_damaged(self.folder)),
         }
         return {file: many for file, many in counts.items() if many}
@@ -272,6 +291,15 @@ class Recording:
         """Return how many events could not be written, over all processes."""
         unreadable = sum(process.records for process in self.unidentified)
         return unreadable + sum(process.lost_events for process in self.processes)
+
+
+class Ranks(NamedTuple):
+    """The ranks of a run, on all of its hosts."""
+
+    started: int | None
+    """How many the launcher started; None if no process says so."""
+    missing: int
+    """How many of them no process of the Recording is."""
 
 
 class Unidentified(NamedTuple):
@@ -424,6 +452,11 @@ class Process:
         return self.identity.get("rank")
 
     @property
+    def world_size(self) -> int | None:
+        """How many ranks its launcher started, on all hosts together."""
+        return self.identity.get("world_size")
+
+    @property
     def device(self) -> dict[str, Any] | None:
         return self.identity.get("device")
 
@@ -553,6 +586,13 @@ class Process:
     def _forget_losses(self) -> None:
         self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
         self.unfit, self.unsealed = self._unfit_fields, {}
+
+    @property
+    def names_of_unsealed(self) -> list[str]:
+        """Return the segments that nobody closed; none of a process that ended before there were checksums."""
+        if not self.has_checksums and self.end_ns is not None:
+            return []
+        return sorted(file.name for file in self.folder.glob("*.seg") if file.name not in self._seals)
 
     @property
     def is_cut(self) -> bool:

@@ -229,6 +229,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "role": (str, "text"),
     "name": (str, "text"),
     "rank": (Integral, "a whole number"),
+    "world_size": (Integral, "a whole number"),
     "max_bytes": (Integral, "a whole number"),
     "device": (Mapping, "a mapping of host and uuid"),
 }

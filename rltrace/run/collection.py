@@ -4,12 +4,23 @@ else."""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
+from rltrace.errors import RecordingError
 from rltrace.host import regular_file
-from rltrace.record.manifest import LINES, PROCESSES
-from rltrace.run.nodes import Node, NodeError, Nodes, content, digest
+from rltrace.host.clock import Domain
+from rltrace.read import alignment
+from rltrace.read.recording import Process, Recording
+from rltrace.record import allocation_steps
+from rltrace.record.manifest import LINES, PROCESSES, UNTRACED
+from rltrace.run.nodes import NodeError, Nodes
+from rltrace.run.process_files import ProcessFiles, content, digest, is_sound
+
+SHARED_LINES = (UNTRACED, allocation_steps.FILE)
+"""Files of a Recording to which every process may append lines."""
 
 
 @dataclass
@@ -31,6 +42,23 @@ class Collected:
         return f"{self.files:,} files, {self.size_bytes:,} bytes from {', '.join(sorted(self.hosts))}"
 
 
+class Source(Protocol):
+    """Where something was recorded: a node of a cluster, or the folder of another host."""
+
+    host: str
+
+    def digests(self) -> dict[str, str]:
+        """Return a digest of every file that processes wrote there, by its path below `processes/`."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """Return the content of one of these files."""
+        ...
+
+
+# ---- from the nodes of a cluster --------------------------------------------------------------------------------
+
+
 def collect(recording: Path, nodes: Nodes) -> Collected:
     """Fetch from every node what is new there; what a node has lost since is kept here.
 
@@ -39,7 +67,7 @@ def collect(recording: Path, nodes: Nodes) -> Collected:
     done = Collected()
     for node in nodes.alive():
         try:
-            _collect_node(recording / PROCESSES, node, done)
+            _collect(recording / PROCESSES, node, done)
         except NodeError as error:
             done.failures.append(f"{error}; {_MISSING}")
     for node in nodes.lost():
@@ -50,33 +78,104 @@ def collect(recording: Path, nodes: Nodes) -> Collected:
 _MISSING = "what it recorded since the last collection is missing here"
 
 
-def _collect_node(folder: Path, node: Node, done: Collected) -> None:
-    there: dict[str, str] = node.call("digests")
+# ---- from the folders of other hosts ----------------------------------------------------------------------------
+
+
+def bring_together(recordings: Sequence[Recording], *, unknown_clocks: bool = False) -> tuple[Recording, Collected]:
+    """Bring what several hosts recorded together in the one of their Recordings by whose clock the others were read.
+
+    Args:
+        recordings: One or more of each host, in any order.
+        unknown_clocks: Take those too whose clocks nobody read; without a clock to begin with, the first one is it.
+
+    Returns:
+        The Recording that has everything now, and what came to it.
+
+    Raises:
+        RecordingError: nobody read a host's clock, or the Recording to collect into is an archive.
+    """
+    into = min(recordings, key=lambda recording: len(_unknown(recording, recordings)))
+    unknown = _unknown(into, recordings)
+    if unknown and not unknown_clocks:
+        which = "; ".join(f"{recording.path}, of {_hosts(processes)}" for recording, processes in unknown)
+        raise RecordingError(
+            f"{which}: nobody read this clock against that of {into.path}, of {into.manifest.get('host')}. Give the "
+            "folder of rank 0's host too, where the readings are, or align by real time, with an unknown error, by "
+            "--unknown-clocks"
+        )
+    if into.folder != into.path:
+        raise RecordingError(f"{into.path}: an archive, which is read-only; unpack it and give the folder")
+    done = Collected()
+    for recording in recordings:
+        if recording is not into:
+            _collect(into.path / PROCESSES, _Folder(recording), done)
+            for name in SHARED_LINES:
+                _merge_lines(recording.folder / name, into.path / name)
+    return into, done
+
+
+class _Folder(ProcessFiles):
+    """The processes of a Recording, as a source."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__(recording.folder / PROCESSES)
+        self.host = _hosts(recording.processes) or str(recording.manifest.get("host"))
+
+
+def _hosts(processes: Sequence[Process]) -> str:
+    return ", ".join(sorted({process.host for process in processes}))
+
+
+def _unknown(reference: Recording, recordings: Sequence[Recording]) -> list[tuple[Recording, list[Process]]]:
+    """Return the processes whose clock was never read against that of a Recording, by their own Recordings."""
+    home = reference.own_domain
+    known: set[Domain | None] = {home, *(alignment.read(reference.folder, home) if home else ())}
+    strange = [(other, [one for one in other.processes if one.clock_domain not in known]) for other in recordings]
+    return [(other, processes) for other, processes in strange if processes]
+
+
+def _merge_lines(there: Path, here: Path) -> None:
+    """Append the lines of a file that are not in ours yet."""
+    try:
+        said = regular_file.read(there).splitlines(keepends=True)
+    except FileNotFoundError:
+        return
+    known = set(regular_file.read(here).splitlines(keepends=True)) if here.exists() else set()
+    if new := [line for line in said if line.endswith(b"\n") and line not in known]:
+        with here.open("ab") as file:
+            file.write(b"".join(new))
+
+
+# ---- from either ------------------------------------------------------------------------------------------------
+
+
+def _collect(folder: Path, source: Source, done: Collected) -> None:
+    there = source.digests()
     processes: dict[str, list[str]] = {}
     for path in there:
-        if _is_sound(path):
+        if is_sound(path):
             processes.setdefault(PurePosixPath(path).parts[0], []).append(path)
     if processes:
-        done.hosts.add(node.host)
+        done.hosts.add(source.host)
     for key, paths in sorted(processes.items()):
         # A reader knows a process by its lines, and its spans by the types said in them: they come first, and once
         # more when the segments that may use newer types are here.
         lines = f"{key}/{LINES}"
         if lines not in there:
             continue
-        if not _fetch_lines(folder, node, lines, done):
-            done.failures.append(f"{folder / key}: holds a different process than on {node.host}; not overwritten")
+        if not _fetch_lines(folder, source, lines, done):
+            done.failures.append(f"{folder / key}: holds a different process than on {source.host}; not overwritten")
             continue
         for path in paths:
             if path != lines and there[path] != _digest_here(folder / path):
-                _write(folder / path, node.call("read", path), done)
-        _fetch_lines(folder, node, lines, done)
+                _write(folder / path, source.read(path), done)
+        _fetch_lines(folder, source, lines, done)
 
 
-def _fetch_lines(folder: Path, node: Node, path: str, done: Collected) -> bool:
+def _fetch_lines(folder: Path, source: Source, path: str, done: Collected) -> bool:
     """Fetch the lines of a process unless they are here; return False if those here are not an earlier state of
     them."""
-    data: bytes = node.call("read", path)
+    data = source.read(path)
     try:
         here = regular_file.read(folder / path)
     except FileNotFoundError:
@@ -102,10 +201,3 @@ def _write(path: Path, data: bytes, done: Collected) -> None:
     unfinished.replace(path)
     done.files += 1
     done.size_bytes += len(data)
-
-
-def _is_sound(path: str) -> bool:
-    """Return whether the path is one that a process writes, `<process>/<file>`, and does not lead out of the
-    Recording."""
-    parts = PurePosixPath(path).parts
-    return len(parts) == 2 and not any(part.startswith(".") for part in parts)

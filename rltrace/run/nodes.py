@@ -11,16 +11,15 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from rltrace.errors import MissingExtraError, RltraceError
-from rltrace.host import clock, regular_file
-from rltrace.read import alignment
-from rltrace.read.alignment import Domain
-from rltrace.record import allocation_steps, cluster
+from rltrace.host import clock
+from rltrace.host.clock import Domain
+from rltrace.record import allocation_steps, clock_readings, cluster
 from rltrace.record.manifest import PROCESSES, host_name
+from rltrace.run.process_files import ProcessFiles
 
 EXCHANGES = 50
 """Exchanges in one round; only the shortest is kept."""
@@ -38,11 +37,11 @@ class Agent:
     """The actor that runs on a node."""
 
     def __init__(self, run_id: str) -> None:
-        self.folder = cluster.spool(run_id) / PROCESSES
+        self.files = ProcessFiles(cluster.spool(run_id) / PROCESSES)
 
     def whoami(self) -> tuple[str, Domain]:
         """Return the host and its clock domain."""
-        return host_name(), _domain()
+        return host_name(), clock.own_domain()
 
     def now_ns(self) -> int:
         """Return the time by the node's clock."""
@@ -50,16 +49,15 @@ class Agent:
 
     def digests(self) -> dict[str, str]:
         """Return a digest of every file that processes of the run wrote here, by its path below `processes/`."""
-        files = sorted(path for path in self.folder.glob("*/*") if path.is_file())
-        return {str(path.relative_to(self.folder)): digest(content(path)) for path in files}
+        return self.files.digests()
 
     def read(self, path: str) -> bytes:
         """Return the content of one of these files."""
-        return content(self.folder / path)
+        return self.files.read(path)
 
     def tell_steps(self, told: list[str]) -> list[str]:
         """Add what processes of other nodes said about chosen steps; return all that is known here."""
-        return allocation_steps.merge(self.folder.parent, told) if self.folder.exists() else []
+        return allocation_steps.merge(self.files.folder.parent, told) if self.files.folder.exists() else []
 
 
 class Node:
@@ -82,6 +80,14 @@ class Node:
             return ray.get(getattr(self.agent, method).remote(*arguments), timeout=seconds)
         except ray.exceptions.RayError as error:
             raise NodeError(f"node {self.host}: {_why(error)}") from None
+
+    def digests(self) -> dict[str, str]:
+        """Return what its agent's `digests` returns, for a collection; raises as `call` does."""
+        return dict(self.call("digests"))
+
+    def read(self, path: str) -> bytes:
+        """Return what its agent's `read` returns, likewise."""
+        return bytes(self.call("read", path))
 
     def exchange(self) -> tuple[int, int, int]:
         """Read the node's clock once: when we sent the request, the time there, and when we received the answer.
@@ -135,8 +141,7 @@ class Nodes:
                 failures.append(str(error))
                 continue
             if text:
-                with (recording / alignment.FILE).open("a") as file:
-                    file.write(text)
+                clock_readings.append(recording, text)
         return failures
 
     def tell_steps(self, recording: Path) -> None:
@@ -158,11 +163,11 @@ class Nodes:
     def _reading(self, node: Node) -> str | None:
         if node.domain is None:
             node.host, node.domain = node.call("whoami", seconds=START_SECONDS)
-        if node.domain == _domain():
+        if node.domain == clock.own_domain():
             return None
-        shortest = min((node.exchange() for _ in range(EXCHANGES)), key=lambda times: times[2] - times[0])
+        shortest = clock_readings.shortest([node.exchange() for _ in range(EXCHANGES)])
         assert node.domain is not None
-        return alignment.line(_domain(), node.domain, shortest, host=node.host, exchanges=EXCHANGES)
+        return clock_readings.line(clock.own_domain(), node.domain, shortest, host=node.host, exchanges=EXCHANGES)
 
     def _join(self, node_id: str, host: str) -> Node:
         import ray
@@ -228,22 +233,6 @@ def _require_listener(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
         raise RltraceError(f"{address}: no Ray cluster answers there: {error}; {_NEXT_STEP}") from None
-
-
-def content(path: Path) -> bytes:
-    """Return the content of a file of a process; of a segment, only what was written into it."""
-    data = regular_file.read(path)
-    return data.rstrip(b"\0") if path.suffix == ".seg" else data  # a record never ends in a zero
-
-
-def digest(data: bytes) -> str:
-    """Return a digest that tells two contents of one file apart."""
-    return blake2b(data, digest_size=16).hexdigest()
-
-
-def _domain() -> Domain:
-    said = clock.domain()
-    return said["boot_id"], said["time_namespace"]
 
 
 def _why(error: BaseException) -> str:

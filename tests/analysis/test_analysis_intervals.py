@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rltrace.analysis.intervals import covered_ns, cut, holding, opened_last, outside, total_ns, union
 from rltrace.analysis.phases import partitions
+from rltrace.read import native
 
 Row = tuple[int, int]
 rows = st.lists(
@@ -45,6 +47,23 @@ def test_cut_by_windows(given_rows: list[Row], edges: list[int]) -> None:
             mine = pieces[(window == at) & (row == of)]
             assert moments([tuple(piece) for piece in mine]) == moments([(row_start, row_end)]) & set(range(start, end))
             assert row_start == row_end or (mine[:, 1] > mine[:, 0]).all(), "to touch a window is not to lie in it"
+
+
+times = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 80)
+wide_rows = st.lists(st.tuples(times, times), max_size=12)
+
+
+@given(wide_rows | wide_rows.map(sorted), st.lists(times, max_size=12, unique=True))
+def test_the_library_does_the_same(given_rows: list[Row], edges: list[int]) -> None:
+    """Whatever the intervals are: empty, backwards, in order or not, and of any times."""
+    edges = sorted(edges[: len(edges) // 2 * 2])
+    windows = as_array(list(zip(edges[::2], edges[1::2], strict=True)))
+    some = as_array(given_rows)
+    joined, by_windows = union(some), cut(some, windows)
+    with pytest.MonkeyPatch.context() as without:
+        without.setattr(native, "library", lambda: None)
+        assert joined.tolist() == union(some).tolist()
+        assert [part.tolist() for part in by_windows] == [part.tolist() for part in cut(some, windows)]
 
 
 def windows_of(edges: list[int]) -> list[Row]:

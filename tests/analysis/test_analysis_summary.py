@@ -25,9 +25,8 @@ from rltrace.cli.tables import show
 from rltrace.cli.tables.memory import host_memory_table
 from rltrace.cli.tables.problems import problems
 from rltrace.host import clock
-from rltrace.read import alignment
 from rltrace.read.recording import Recording
-from rltrace.record import manifest
+from rltrace.record import clock_readings, manifest
 from rltrace.record.process import append_exit
 
 MYSELF: dict[str, Any] = {"pid": os.getpid(), "start_ticks": manifest.started_ticks(os.getpid())}
@@ -544,8 +543,8 @@ def test_measured_clock_is_aligned(tmp_path: Path) -> None:
     for true_ns, read_ns in ((0, 1000 * SECOND), (1000 * SECOND, 1999 * SECOND)):
         times = (true_ns - ms, read_ns, true_ns + ms)
         there = ("other", here["time_namespace"])
-        line = alignment.line((here["boot_id"], here["time_namespace"]), there, times)
-        with (written.folder / alignment.FILE).open("a") as file:
+        line = clock_readings.line((here["boot_id"], here["time_namespace"]), there, times)
+        with (written.folder / clock_readings.FILE).open("a") as file:
             file.write(line)
     summary = summarize(written.read())
     reference, far = summary.clocks
@@ -565,9 +564,9 @@ def far_clock(written: Written, *exchanges: tuple[int, int]) -> dict[str, str]:
     """Another boot's clock, read at such seconds of ours and its own, within a millisecond: whose a process is."""
     here, there, ms = clock.domain(), {**clock.domain(), "boot_id": "other"}, SECOND // 1000
     ours, its = ((said["boot_id"], said["time_namespace"]) for said in (here, there))
-    with (written.folder / alignment.FILE).open("a") as file:
+    with (written.folder / clock_readings.FILE).open("a") as file:
         for true_s, read_s in exchanges:
-            file.write(alignment.line(ours, its, (true_s * SECOND - ms, read_s * SECOND, true_s * SECOND + ms)))
+            file.write(clock_readings.line(ours, its, (true_s * SECOND - ms, read_s * SECOND, true_s * SECOND + ms)))
     return {"boot_id": "other", "host": "far"}
 
 

@@ -71,10 +71,10 @@ def test_exposed_collectives(tmp_path: Path) -> None:
     assert (finding.evidence.ranks, finding.evidence.phases) == ([0], ["ref.log_prob"])
 
 
-def launched(run: PlantedRun, launch_share: float, busy_percent: float) -> Written:
+def launched(run: PlantedRun, launch_share: float, busy_percent: float, *, free_bytes: float | None = None) -> Written:
     """Forwards of the update that take a share of their GPU time to launch, on GPUs that are so busy in it.
 
-    Nobody samples them if they are not busy at all.
+    Nobody samples them if they are not busy at all, and nobody looks at their memory if it is not said what is free.
     """
 
     def records(run: PlantedRun, rank: int, step: int, begin: float, end: float) -> list[Any]:
@@ -89,6 +89,8 @@ def launched(run: PlantedRun, launch_share: float, busy_percent: float) -> Writt
                 span("fsdp.forward", host_begin, host_begin + 0.01),
             ]
             found.append(span("gpu.fsdp.forward", at + 0.001, at + length * 0.9 + 0.001, module=""))
+        if free_bytes is not None:
+            found += [one for at in (begin, end) for one in look(at, actor__activations=79.9e9 - free_bytes)]
         busy.extend(sample(f"gpu.utilisation_percent/GPU-{rank}", begin + at, busy_percent) for at in (0.5, 1.5, 2.5))
         return found
 
@@ -117,7 +119,25 @@ def test_launch_bound(tmp_path: Path) -> None:
 def test_launch_bound_without_a_sampler(tmp_path: Path) -> None:
     """Without samples of the GPUs' utilisation the finding has a bound and no price."""
     (finding,) = found(launched(PlantedRun(tmp_path / "run"), 1.0, 0), "launch_bound")
-    assert finding.seconds_per_step is None and finding.bound_seconds == pytest.approx(3.3, rel=CLOSE)
+    all_but_one = 3.3 * (1 - 1 / MICRO_BATCHES)
+    assert finding.seconds_per_step is None and finding.bound_seconds == pytest.approx(all_but_one, rel=CLOSE)
+
+
+def test_small_micro_batches_that_take_as_long_to_launch(tmp_path: Path) -> None:
+    """Where launches bound a phase, half of it is priced: half as many micro-batches are launched in half of the time.
+
+    Launches that the GPU waits for leave it idle, so that more than its idle time may be gained.
+    """
+    well = why(analyse(launched(PlantedRun(tmp_path / "well"), 0.3, 94, free_bytes=50e9).read()))
+    assert "small_micro_batches" in [one.id for one in well.unjudged], "without gathers"
+    full = launched(PlantedRun(tmp_path / "full"), 1.0, 94, free_bytes=20e9)
+    assert not found(full, "small_micro_batches")
+    faulty = launched(PlantedRun(tmp_path / "faulty"), 1.0, 94, free_bytes=50e9)
+    (finding,) = found(faulty, "small_micro_batches")
+    has_price(finding, 3.3 / 2)
+    assert finding.evidence.phases == ["actor.update"]
+    assert finding.bound_seconds == pytest.approx(3.3 * (1 - 1 / MICRO_BATCHES), rel=CLOSE)
+    assert finding.evidence.facts[0] == "a forward takes 0.74 s to launch and 0.74 s to run"
 
 
 @pytest.mark.parametrize(("counter", "cause"), [("power_limited", "power limit"), ("heat_limited", "Heat")])

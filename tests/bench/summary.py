@@ -31,10 +31,12 @@ class Case(NamedTuple):
     limit_megabytes: float
     goal_seconds: float | None = None
     goal_megabytes: float | None = None
+    again_seconds: float | None = None
+    """What a second reading may take, which loads what the first one kept."""
 
 
-USUAL = (Case(8, 10, 1.5, 120), Case(256, 10, 18, 1000, 10, 1000))
-LARGE = (Case(8, 2000, 75, 5000, 5), Case(1024, 10, 75, 3500, 45, 2000))
+USUAL = (Case(8, 10, 1.5, 120), Case(256, 10, 18, 1000, 10, 1000, 2))
+LARGE = (Case(8, 2000, 75, 5000, 5), Case(1024, 10, 75, 3500, 45, 2000, 5))
 """These take minutes, and up to 8 GB of disk."""
 
 
@@ -72,7 +74,11 @@ def run(case: Case, folder: Path) -> bool:
         f"{taken.cpu_seconds / records * 1e6:.2f} µs a record",
         flush=True,
     )
-    return taken.cpu_seconds <= case.limit_seconds and taken.megabytes <= case.limit_megabytes
+    again = measured(folder)
+    second = _said(again.cpu_seconds, case.again_seconds, "s of CPU")
+    print(f"  a second time: {second}, {_said(again.megabytes, None, 'MB')}", flush=True)
+    is_within = taken.cpu_seconds <= case.limit_seconds and taken.megabytes <= case.limit_megabytes
+    return is_within and again.cpu_seconds <= (case.again_seconds or case.limit_seconds)
 
 
 def main() -> int:

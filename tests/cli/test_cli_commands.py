@@ -146,7 +146,7 @@ def test_a_live_run_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_unknown_format_names_known_ones(run: Path) -> None:
     """An unknown format is refused with the names of those that exist."""
     line = the_line(call("export", run, "--to", "vhs", "-o", run / "x"), 2)
-    assert "--to vhs: no such format; there is archive, memory, perfetto" in line
+    assert "--to vhs: no such format; there is archive, memory, parquet, perfetto" in line
 
 
 def test_export_help_names_formats() -> None:
@@ -160,8 +160,9 @@ def test_export_help_names_formats() -> None:
 
 def test_unknown_ending_asks_for_format(run: Path) -> None:
     """An ending of no format asks for one."""
-    assert "choose one with --to: archive (.zip), memory (.html, .svg, .png), perfetto (.pftrace)" in the_line(
-        call("export", run, "-o", run / "x.vhs"), 2
+    assert (
+        "choose one with --to: archive (.zip), memory (.html, .svg, .png), parquet (.parquet), perfetto (.pftrace)"
+        in the_line(call("export", run, "-o", run / "x.vhs"), 2)
     )
 
 
@@ -700,16 +701,6 @@ def test_many_ranks_as_mean_and_extremes(tmp_path: Path) -> None:
         written.process(f"w{rank}", span("actor.update", 0, 1 + rank), role="worker", rank=rank, ended_s=10)
     line = [line for line in printed(written, whole=True).splitlines() if line.startswith("actor.update  ")][-1]
     assert line.split() == ["actor.update", "4.500", "45%", "████▌", "1.000", "rank", "0", "8.000", "rank", "7"]
-
-
-def test_long_run_first_and_last_steps(tmp_path: Path) -> None:
-    """A long run shows its first and last steps."""
-    steps = [span("step", number, number + 1, step=number) for number in range(100)]
-    written = Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=100)
-    lines = printed(written, whole=True).splitlines()
-    table = lines[lines.index("Steps") + 3 : lines.index("…".ljust(len(lines[lines.index("Steps") + 2])))]
-    assert [int(line.split()[0]) for line in table] == list(range(10))
-    assert any(line.startswith("99 ") for line in lines)
 
 
 def test_killed_run_begins_with_deaths(tmp_path: Path) -> None:

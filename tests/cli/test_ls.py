@@ -146,8 +146,8 @@ def test_help_has_commands_by_purpose() -> None:
     found = {title: re.findall(r"^  (\w+) ", rows, re.MULTILINE) for title, rows in sections if title != "Options"}
     assert found == {
         "Run": ["exec", "run", "doctor"],
-        "See": ["summary", "why", "view", "ls"],
+        "See": ["summary", "why", "view", "report", "ls"],
         "Compare": ["diff", "check", "overhead"],
-        "Data": ["export", "collect"],
+        "Data": ["sql", "export", "collect"],
     }
     assert {name for names in found.values() for name in names} == set(main.commands)

@@ -48,7 +48,7 @@ PLAIN = """
             net(torch.ones(2))
             net.load_state_dict(weights)
 """
-SCREEN_LINES = 51
+SCREEN_LINES = 52
 WIDTHS = (80, 100, 140)
 
 

@@ -23,7 +23,8 @@ def test_page_is_up_to_date() -> None:
 UNITS = ("seconds", "seconds_per_step", "bytes", "bytes_per_second", "ppm", "share")
 WITHOUT_UNIT = {"phases", "unlabelled", "idle"}  # of `coverage`, whose parts are shares
 WITHOUT_UNIT |= {"count", "mean", "least", "most", "ratio", "reward_mean", "tokens", "tokens_per_second"}
-WITHOUT_UNIT |= {"value", "limit", "baseline", "a", "b"}
+WITHOUT_UNIT |= {"value", "limit", "baseline", "a", "b", "p50", "p95", "p99", "maximum"}
+WITHOUT_UNIT |= {"running", "waiting", "most_over_mean"}
 """Counts, ratios, what a program or a sampler has named itself, and figures that have their unit in a key beside."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 
-from rltrace.read import alignment
+from rltrace.record import clock_readings
 
 SECOND = 1_000_000_000
 REALTIME_NS = 1_763_000_000 * SECOND
@@ -38,8 +38,8 @@ class RecordingFile:
 
     def exchanges(self, reference: str, boot: str, times: tuple[int, int, int]) -> None:
         """Add one exchange of two clocks: sent, read, received."""
-        with (self.path / alignment.FILE).open("a") as file:
-            file.write(alignment.line((reference, "t"), (boot, "t"), times))
+        with (self.path / clock_readings.FILE).open("a") as file:
+            file.write(clock_readings.line((reference, "t"), (boot, "t"), times))
 
     def process(self, pid: int = 100, *, host: str = "node", boot: str = "boot", **identity: Any) -> ProcessFile:
         return ProcessFile(self.path / "processes", pid, host, boot, identity)

@@ -18,11 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as TraceProto
 from recording_file import REALTIME_NS, SECOND, RecordingFile
-from rltrace_exporters import perfetto
+from rltrace_exporters import perfetto, perfetto_packets, perfetto_process
 from rltrace_exporters.perfetto import Perfetto
 from rltrace_exporters.rows import FlatRow, NestedRow, Rows
 from trace_processor import STARTS, Importer, Trace
 
+from rltrace.read import columns
 from rltrace.read.recording import Recording, in_order
 from rltrace.record import manifest
 
@@ -207,7 +208,8 @@ def test_cut_file_loses_cut_blocks_only(
     importer: Importer, recording: RecordingFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is cut anywhere loses only the blocks that were cut."""
-    monkeypatch.setattr(perfetto, "BLOCK_PIECES", 1000)
+    monkeypatch.setattr(perfetto, "BLOCK_BYTES", 4_000)
+    monkeypatch.setattr(perfetto_packets, "BLOCK_BYTES", 4_000)
     thread = recording.process().thread()
     for index in range(1000):
         thread.span("a", 10 * index, 10 * index + 5)
@@ -1111,10 +1113,12 @@ def test_exports_are_reproducible(importer: Importer, recording: RecordingFile) 
 
 def test_many_names_arrive(importer: Importer, recording: RecordingFile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every name arrives, even if there are more than one sequence may number."""
-    monkeypatch.setattr(perfetto, "MOST_NAMES", 50)
-    monkeypatch.setattr(perfetto, "BLOCK_PIECES", 200)
-    thread = recording.process().thread()
+    monkeypatch.setattr(perfetto_process, "MOST_NAMES", 50)
+    monkeypatch.setattr(columns, "ROWS", 60)
+    process = recording.process()
     for index in range(1000):
+        if index % 100 == 0:
+            thread = process.thread()
         thread.span(f"name {index}", 10 * index, 10 * index + 5, **{f"key {index}": f"value {index}"})
     trace = load(importer, recording)
     trace.check_clean(slices=1000, counters=0)
@@ -1122,7 +1126,8 @@ def test_many_names_arrive(importer: Importer, recording: RecordingFile, monkeyp
         assert (found["name"], found["args"]) == (f"name {index}", {f"key {index}": f"value {index}"})
 
 
-def test_memory_does_not_grow_with_the_recording(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "ROWS", 2_000)
     peaks = []
     for spans in (10_000, 60_000):
         recording = RecordingFile(tmp_path / str(spans))

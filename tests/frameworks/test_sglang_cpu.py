@@ -118,6 +118,33 @@ def test_every_token_is_of_a_batch(traced):
     assert {step.args["waiting"] for step in steps} == {0}
 
 
+def test_every_request_is_whole(traced):
+    """Each is there once, from the queue to its last token: of three batches of six prompts."""
+    requests, steps = named(traced, "rollout.request"), named(traced, "engine.step")
+    assert len(requests) == 3 * 6
+    assert {(request.args["prompt_tokens"], request.args["tokens"]) for request in requests} == {(4, 16)}
+    for request in requests:
+        length_ns = request.end_ns - request.start_ns
+        assert 0 <= request.args["queued_ns"] < request.args["first_token_ns"] < length_ns
+        # It waited until the batch of its prompt began, and had its token when a batch was processed.
+        assert request.start_ns + request.args["queued_ns"] in {step.start_ns for step in steps}
+    assert len({request.args["request_id"] for request in requests}) == len(requests)
+
+
+def test_prefixes_of_prompts_are_found_again(traced):
+    """The tokens of a prompt that were computed before: none at first, nor with other weights in between."""
+    requests = named(traced, "rollout.request")
+    assert [request.args["cached_tokens"] for request in requests[:6]] == [0] * 6
+    assert all(0 <= request.args["cached_tokens"] < 4 for request in requests)
+
+
+def test_batches_say_how_full_the_cache_is(traced):
+    """Of 2,048 tokens six requests have at most twenty each."""
+    usage = [step.args["kv_usage"] for step in named(traced, "engine.step")]
+    assert 0 < max(usage) <= 6 * 22 / 2048 and min(usage) >= 0
+    assert {step.args["preempted"] for step in named(traced, "engine.step")} == {0}
+
+
 def test_sleeps_and_wake_ups_have_tags(traced):
     """Sleep and wake-up are phases with their tags."""
     names = ("rollout.sleep", "rollout.wake_weights", "rollout.wake_kv_cache")

@@ -93,8 +93,10 @@ def test_requests_are_whole(traced):
     steps = traced.spans("engine.step")
     for request in requests:
         assert request.start_ns <= steps[-1].start_ns and steps[0].start_ns <= request.end_ns
-        # It waited until the first step that computes it began.
+        # It waited until the first step that computes it began, and had its first token when one ended.
         assert request.start_ns + request.args["queued_ns"] in {step.start_ns for step in steps}
+        assert request.args["queued_ns"] < request.args["first_token_ns"] < request.end_ns - request.start_ns
+        assert request.args["cached_tokens"] == 0
 
 
 def test_steps_in_flight_have_own_lanes(traced):
@@ -120,8 +122,8 @@ def test_engine_and_worker_are_traced(traced):
 class Named(PatchSet):
     """Hooks that are named and bound nowhere."""
 
-    def _when_imported(self, target, _bind, _emits):
-        self.targets = [*getattr(self, "targets", ()), target]
+    def _when_imported(self, hook, _bind):
+        self.targets = [*getattr(self, "targets", ()), hook.target]
 
 
 def targets_of(instrumentation):

@@ -204,4 +204,5 @@ def test_optimizer_time_matches_cuda_events(run: Run) -> None:
     said_s = sum(run.said["optimizer_ms"][1:]) / (STEPS - 1) / 1e3
     print(found.seconds, said_s)
     assert found.count == 1
-    assert found.seconds == pytest.approx(said_s, rel=0.02, abs=0.0002)
+    # The own events are around our look too, in which the GPU has nothing to do: up to 0.5 ms.
+    assert found.seconds == pytest.approx(said_s, rel=0.02, abs=0.0005)

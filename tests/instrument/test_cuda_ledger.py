@@ -29,6 +29,7 @@ from rltrace.analysis.host_memory import HostMemory
 from rltrace.analysis.ledger import ledgers
 from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.observations import Observations
+from rltrace.analysis.used_memory import used_memory
 from rltrace.cli import main
 from rltrace.events import ALLOCATED_PEAK, Counter, Span, Turn
 from rltrace.hooks import boundaries
@@ -677,6 +678,23 @@ def test_moves_within_a_phase(folder: Path, gpu: Simulated, ledger: CudaLedger) 
     before, behind = [event.args for event in process.events() if isinstance(event, Span)][1:]
     assert before["totals"]["used"] == used_bytes
     assert behind["totals"]["used"] == gpu.card().used_bytes == used_bytes - 3000 * MIB
+
+
+def test_total_between_two_looks(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """A total that was recorded alone is a point of the used memory, once for each change, and no boundary."""
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    assert not ledger.has_moved()
+    gpu.allocate(700 * MIB)
+    for _ in range(2):
+        assert ledger.has_moved(), "as long as nobody has looked"
+        ledger.say_used()
+    rltrace.stop()
+    seen = Observations(Recording.open(folder))
+    ((lane, found),) = ledgers(seen).items()
+    line = used_memory(seen, lane).looked()
+    assert line.bytes.tolist() == [500 * MIB + DRIVER_BYTES, 1200 * MIB + DRIVER_BYTES]
+    assert len(found.times_ns) == 1
 
 
 def test_a_move_that_ends_its_phase(

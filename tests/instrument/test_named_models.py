@@ -231,6 +231,27 @@ def test_model_put_aside_is_met(models: Models, monkeypatch: pytest.MonkeyPatch)
     assert held(models)["actor.params"] == 2 * LAYER_BYTES
 
 
+def test_eval_of_transformers_is_hooked(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of transformers, which has an `eval` of its own, is met there too."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    monkeypatch.setattr(turn_hooks, "MODELS", models)
+    monkeypatch.setattr(turn_hooks.boundaries, "are_told", lambda: False)
+    monkeypatch.setattr(turn_hooks, "is_on_gpu", lambda _module: True)
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    ref = Qwen2ForCausalLM(Qwen2Config(vocab_size=8, hidden_size=8, intermediate_size=8, **sizes))
+    patches = PatchSet("test", Register())
+    turn_hooks.name_turns(
+        patches, Turns(CudaLedger(lambda: None), Work()), turn_hooks.loading(CudaLedger(lambda: None), Work())
+    )
+    try:
+        assert not models.met
+        ref.eval()
+        assert models.met
+    finally:
+        patches.undo()
+
+
 def test_what_learns_is_the_actors(models: Models) -> None:
     """A model that computes with gradients is the actor's, though its optimizer holds copies of its parameters."""
     actor, ref = model(2), model(3)

@@ -15,6 +15,7 @@ import rltrace
 from rltrace.hooks import boundaries
 from rltrace.instrument.sglang.buckets import Keys, handles_of
 from rltrace.instrument.sglang.control import ControlRequests, source_of
+from rltrace.instrument.sglang.requests import SchedulerRequests
 from rltrace.instrument.sglang.scheduler import IN_FLIGHT, Batches, scheduler_name
 
 
@@ -77,7 +78,7 @@ def process(batches: Batches, scheduler: Scheduler, batch: Batch, result: Result
 
 def test_idle_after_the_last_batch(idle: list[boundaries.Boundary]) -> None:
     """An engine is idle only after its last batch."""
-    batches, scheduler, last = Batches(), Scheduler(), Request(2)
+    batches, scheduler, last = Batches(SchedulerRequests()), Scheduler(), Request(2)
     batch = Batch([last])
     process(batches, scheduler, batch, run(batches, scheduler, batch))
     assert idle == [], "it has a token to go"
@@ -88,7 +89,7 @@ def test_idle_after_the_last_batch(idle: list[boundaries.Boundary]) -> None:
 @pytest.mark.parametrize("elsewhere", ["waiting", "decoding", "in flight"])
 def test_not_idle_with_requests(elsewhere: str, idle: list[boundaries.Boundary]) -> None:
     """An engine is not idle while it has another request anywhere."""
-    batches, other = Batches(), Request(1)
+    batches, other = Batches(SchedulerRequests()), Request(1)
     scheduler = Scheduler([other] if elsewhere == "waiting" else [])
     if elsewhere == "decoding":
         scheduler.running_batch = Batch([other])
@@ -106,7 +107,7 @@ def test_not_idle_with_requests(elsewhere: str, idle: list[boundaries.Boundary])
 def test_unprocessed_results_are_no_steps(folder: Path, spans_of: Any) -> None:
     """Results that nobody processes are neither kept nor steps."""
     rltrace.start(folder)
-    batches, scheduler, batch = Batches(), Scheduler(), Batch([Request(1000)])
+    batches, scheduler, batch = Batches(SchedulerRequests()), Scheduler(), Batch([Request(1000)])
     unprocessed = [run(batches, scheduler, batch) for _ in range(IN_FLIGHT)]
     process(batches, scheduler, batch, run(batches, scheduler, batch))
     process(batches, scheduler, batch, unprocessed[0])  # forgotten when the one above began

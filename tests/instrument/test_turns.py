@@ -43,6 +43,7 @@ TRAINING = """
         def has_moved(self):
             self.said.append(["asked", False])
             return False
+        def say_used(self): self.said.append(["used", False])
 
     looked, patches = Ledger(), PatchSet("test", Rows())
     Turns.BEAT_BURST_NS = 0 if sys.argv[2] == "slow" else 10**12
@@ -120,6 +121,8 @@ class Clocked:
 
     now_ns = 0
     moved = False
+    said = 0
+    """How often the total was recorded alone."""
 
     def __init__(self, look_ns: int) -> None:
         self.look_ns = look_ns
@@ -143,6 +146,9 @@ class Clocked:
         self.asked.append(self.now_ns)
         self.now_ns += 80_000
         return self.moved
+
+    def say_used(self) -> None:
+        self.said += 1
 
 
 @pytest.fixture
@@ -172,6 +178,31 @@ def test_share(ledger: Clocked, pass_ns: int) -> None:
     assert of_looks_ns <= Turns.BURST_NS + Turns.SHARE * ledger.now_ns + 3 * ledger.look_ns
     assert of_looks_ns >= min(Turns.SHARE * ledger.now_ns, 3 * ledger.look_ns * 100e9 / pass_ns) * 0.9
     assert len(ledger.asked) * 80_000 <= Turns.BEAT_BURST_NS + Turns.BEAT_SHARE * ledger.now_ns + 80_000
+
+
+def test_total_is_told_while_looks_are_owed(ledger: Clocked) -> None:
+    """Where memory has moved and looks have taken more than their share, the total is recorded alone."""
+    turns = Turns(ledger, Work())
+    ledger.moved = True
+    turns.beat()
+    assert [turn for _, turn in ledger.looks] == [Turn.BEAT] and ledger.said == 0
+    for _ in range(200):
+        turns.reached(Turn.EMPTY_CACHE)
+    looks = len(ledger.looks)
+    turns.beat()
+    assert len(ledger.looks) == looks and ledger.said == 1
+
+
+def test_long_forwards_do_not_starve_turns(ledger: Clocked) -> None:
+    """What beats inside of a forward have spent is not missing where the next one begins."""
+    turns = Turns(ledger, Work())
+    for _ in range(100):
+        turns.beat()
+    asked = len(ledger.asked)
+    turns.beat()
+    assert len(ledger.asked) == asked, "nothing is left"
+    turns.begin_forward(has_gradients=False)
+    assert len(ledger.asked) == asked + 1
 
 
 def test_whole_passes(ledger: Clocked) -> None:

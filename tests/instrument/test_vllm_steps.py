@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import rltrace
+from rltrace.hooks.request_spans import Requests
 from rltrace.host.clock import now_ns
 from rltrace.instrument.vllm.engine import SchedulerRequests, Steps
 
@@ -28,6 +29,7 @@ class Scheduler:
         self.waiting: list[Any] = []
         self.kv_cache_manager = SimpleNamespace(usage=0.5)
         self.is_naming = is_naming
+        self.requests: dict[str, Any] = {}
 
     def schedule(self, preempted: tuple[int, ...], arriving: int) -> Any:
         for request in [self.running[at] for at in preempted]:
@@ -46,7 +48,7 @@ def test_step_says_what_it_preempted(
 ) -> None:
     """A step says how many requests it has preempted."""
     rltrace.start(folder)
-    scheduler, steps = Scheduler(6, is_naming=is_naming), Steps(lambda *_: None)
+    scheduler, steps = Scheduler(6, is_naming=is_naming), Steps(Requests())
     for taken, come in (((5,), 0), ((), 0), ((0,), 0), (preempted, arriving)):
         token = steps.begin((scheduler,), {})
         output = scheduler.schedule(taken, come)
@@ -64,11 +66,11 @@ def test_request_says_how_long_it_waited(folder: Path, spans_of: Any) -> None:
     queued, aborted = (
         SimpleNamespace(request_id=name, num_prompt_tokens=4, num_output_tokens=2) for name in ("queued", "aborted")
     )
-    steps = Steps(requests.scheduled)
+    steps = Steps(requests.in_flight)
     for request in (queued, aborted):
         requests.begin(request, None, None)
     begun_ns = []
-    for new in ([SimpleNamespace(req_id="queued")], []):
+    for new in ([SimpleNamespace(req_id="queued", num_computed_tokens=3)], []):
         begun_ns.append(now_ns())
         output = SimpleNamespace(total_num_scheduled_tokens=1, scheduled_new_reqs=new, preempted_req_ids=None)
         steps.keep_output((begun_ns[-1], Scheduler(0, is_naming=True), None), output, None)
@@ -77,4 +79,44 @@ def test_request_says_how_long_it_waited(folder: Path, spans_of: Any) -> None:
     rltrace.stop()
     waited, never = spans_of(folder, "rollout.request")
     assert waited.start_ns + waited.args["queued_ns"] == begun_ns[0]
-    assert "queued_ns" not in never.args
+    assert waited.args["cached_tokens"] == 3
+    assert not {"queued_ns", "cached_tokens"} & never.args.keys()
+
+
+def test_request_says_when_its_first_token_came(folder: Path, spans_of: Any) -> None:
+    """At the end of the step that made it; a prompt in two parts has none after the first."""
+    rltrace.start(folder)
+    requests = SchedulerRequests()
+    steps, scheduler = Steps(requests.in_flight), Scheduler(0, is_naming=True)
+    asked = SimpleNamespace(request_id="a", num_prompt_tokens=4, num_output_tokens=0)
+    scheduler.requests = {"a": asked}
+    requests.begin(asked, None, None)
+    ended_ns = []
+    for made in (0, 1, 2):
+        new = [] if made else [SimpleNamespace(req_id="a", num_computed_tokens=0)]
+        output = SimpleNamespace(total_num_scheduled_tokens=1, scheduled_new_reqs=new, preempted_req_ids=None)
+        steps.keep_output((now_ns(), scheduler, None), output, None)
+        asked.num_output_tokens = made
+        found = steps.find_output((scheduler, output), {})
+        ended_ns.append(now_ns())
+        steps.end(found, None, None)
+    requests.end(asked, None, None)
+    rltrace.stop()
+    (span,) = spans_of(folder, "rollout.request")
+    assert ended_ns[1] <= span.start_ns + span.args["first_token_ns"] <= ended_ns[2]
+
+
+def test_a_single_token_is_the_first(folder: Path, spans_of: Any) -> None:
+    """A request that ends in the step that makes its first token had it then; an aborted one had none."""
+    rltrace.start(folder)
+    requests = SchedulerRequests()
+    for name, made in (("done", 1), ("aborted", 0)):
+        request = SimpleNamespace(request_id=name, num_prompt_tokens=4, num_output_tokens=made)
+        requests.begin(request, None, None)
+        requests.in_flight.scheduled(name, now_ns(), 0)
+        requests.end(request, None, None)
+    rltrace.stop()
+    done, aborted = spans_of(folder, "rollout.request")
+    assert 0 <= done.args["first_token_ns"] <= done.end_ns - done.start_ns
+    assert "first_token_ns" not in aborted.args
+    assert not requests.in_flight.without_token

@@ -25,6 +25,7 @@ from rltrace.events import (
     ALLOCATIONS_RESERVED,
     DEVICE_TIME,
     ENGINE_STEP,
+    GENERATE,
     KERNEL,
     MEMORY_EDGE,
     MEMORY_MOVES,
@@ -36,6 +37,10 @@ from rltrace.events import (
     SAMPLER,
     SERVER_REQUEST,
     STEP,
+    TOOLS,
+    TRAJECTORIES,
+    TURN,
+    USED,
     WEIGHT_SYNC_STAGES,
     Counter,
     Span,
@@ -43,6 +48,7 @@ from rltrace.events import (
     owner_of_counter,
     owner_of_pinned,
     owner_on_host,
+    prompt_of,
 )
 from rltrace.read.columns import _signed
 from rltrace.read.gate import is_size
@@ -93,6 +99,10 @@ def see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
             _see_interval(spans[event.name, None if method is None else str(method)], event, shift_ns)
             if event.name in _ON_THE_WAY:
                 _see_passed(seen, event, shift_ns)
+            elif event.name in TRAJECTORIES:
+                _see_trajectory(seen, event, shift_ns)
+            elif event.name in TOOLS:
+                _see_tool_call(seen, event, shift_ns)
             elif event.name == ENGINE_STEP:
                 _see_engine_step(seen.engine_steps, event, shift_ns)
     if shift_ns:
@@ -105,7 +115,7 @@ def see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
 
 
 _STAGES = frozenset(WEIGHT_SYNC_STAGES)
-_ON_THE_WAY = frozenset({AGENT_REQUEST, RAY_SUBMIT, RAY_CALL, SERVER_REQUEST, REQUEST})
+_ON_THE_WAY = frozenset({TURN, GENERATE, AGENT_REQUEST, RAY_SUBMIT, RAY_CALL, SERVER_REQUEST, REQUEST})
 _PROFILED = (KERNEL, OPERATOR)
 
 
@@ -172,10 +182,40 @@ def _see_passed(seen: Seen, span: Span, shift_ns: int) -> None:
     _see_interval(kept, span, shift_ns)
     kept.places.append(hash((seen.process.key, _signed(span.thread), _signed(span.task))))
     kept.keys.append(hash(key))
+    if span.name in (RAY_SUBMIT, RAY_CALL):
+        return
+    kept.trajectories.append(_hash(args.get("trajectory")))
+    kept.tokens.append(int(args.get("tokens", -1)))
+    kept.prompt_tokens.append(int(args.get("prompt_tokens", -1)))
     if span.name == REQUEST:
         kept.stems.append(hash(asked_ids(key)[1]))
+        prompt = prompt_of(key)
+        kept.prompts.append(0 if prompt is None else hash((seen.process.key, prompt)))
         kept.queued_ns.append(int(args.get("queued_ns", -1)))
-        kept.tokens.append(int(args.get("tokens", -1)))
+        kept.first_token_ns.append(int(args.get("first_token_ns", -1)))
+        kept.cached_tokens.append(int(args.get("cached_tokens", -1)))
+
+
+def _hash(text: Any) -> int:
+    return 0 if text is None else hash(str(text))
+
+
+def _see_trajectory(seen: Seen, span: Span, shift_ns: int) -> None:
+    kept, args = seen.trajectories, span.args
+    _see_interval(kept, span, shift_ns)
+    kept.places.append(hash((seen.process.key, _signed(span.thread), _signed(span.task))))
+    kept.trajectories.append(_hash(args.get("trajectory")))
+    prompt = observations.sampled_prompt(args)
+    kept.prompts.append(0 if prompt is None else hash(prompt))
+    kept.are_validating.append(args.get("validate") is True)
+
+
+def _see_tool_call(seen: Seen, span: Span, shift_ns: int) -> None:
+    kept, args = seen.tool_calls, span.args
+    _see_interval(kept, span, shift_ns)
+    kept.places.append(hash((seen.process.key, _signed(span.thread), _signed(span.task))))
+    kept.trajectories.append(_hash(args.get("trajectory")))
+    kept.tools.append(kept.place(span.name if args.get("tool") is None else str(args["tool"])))
 
 
 def _see_engine_step(kept: EngineSteps, span: Span, shift_ns: int) -> None:
@@ -185,6 +225,8 @@ def _see_engine_step(kept: EngineSteps, span: Span, shift_ns: int) -> None:
     kept.waiting.append(int(args.get("waiting", -1)))
     kept.preempted.append(int(args.get("preempted", 0)))
     kept.kv_usage.append(float(args.get("kv_usage", -1)))
+    kept.drafted.append(int(args.get("drafted", 0)))
+    kept.accepted.append(int(args.get("accepted", 0)))
 
 
 def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None], shift_ns: int) -> None:
@@ -205,9 +247,9 @@ def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None],
         exact = owner_of_counter(name.removeprefix(ALLOCATIONS))
         if exact is not None and is_size(sample.value):
             _see_balance(seen.balances, exact, sample.ts_ns + shift_ns, sample.value)
-    elif name in (RESIDENT, ALLOCATED_PEAK):
+    elif name in (RESIDENT, USED, ALLOCATED_PEAK):
         if is_size(sample.value):
-            kept = seen.resident if name == RESIDENT else seen.allocated_peak
+            kept = {RESIDENT: seen.resident, USED: seen.used, ALLOCATED_PEAK: seen.allocated_peak}[name]
             kept.add(sample.ts_ns + shift_ns, sample.value)
     elif (on_host := owner_on_host(name)) is not None:
         if is_size(sample.value):

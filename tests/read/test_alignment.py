@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rltrace.read import alignment
 from rltrace.read.alignment import UNMEASURED_DRIFT, WANDER, Alignment, Reading
+from rltrace.record import clock_readings
 
 SECOND = 1_000_000_000
 
@@ -23,6 +24,8 @@ class Clock:
     drift: float
     wander: tuple[float, ...]
     """By second, how far the rate is from its mean; the last one holds for ever."""
+    jump: tuple[int, int] = (0, 0)
+    """When it jumps, and by how many nanoseconds; for a negative number it stands still so long."""
 
     def read(self, true_ns: int) -> int:
         """What it shows."""
@@ -30,7 +33,9 @@ class Clock:
             self.wander[min(n, len(self.wander) - 1)] * (min(true_ns, (n + 1) * SECOND) - n * SECOND)
             for n in range(true_ns // SECOND + 1)
         )
-        return self.offset_ns + true_ns + round(true_ns * self.drift + stray)
+        when_ns, by_ns = self.jump
+        jumped_ns = 0 if true_ns < when_ns else by_ns if by_ns > 0 else -min(true_ns - when_ns, -by_ns)
+        return self.offset_ns + true_ns + round(true_ns * self.drift + stray) + jumped_ns
 
 
 STRAY = WANDER * 0.97
@@ -94,6 +99,42 @@ def test_order_of_times_is_kept(clock: Clock, exchanges: list[tuple[int, int, in
     assert early + fit.shift_ns(early) <= late + fit.shift_ns(late)
 
 
+@given(
+    clocks(100e-6),
+    st.integers(SECOND, 59 * SECOND),
+    st.one_of(st.integers(2_000_000, 3600 * SECOND), st.integers(-SECOND // 2, -2_000_000)),
+    st.lists(st.tuples(DELAYS, DELAYS), min_size=13, max_size=13),
+    st.lists(st.integers(0, 80 * SECOND), min_size=1, max_size=20),
+)
+@example(Clock(0, 0.0, (0.0,)), 29_000_000_000, 50_000_000, [(50_000, 60_000)] * 13, [*range(0, 80 * SECOND, SECOND)])
+@example(Clock(0, 1e-4, (0.0,)), 31_000_000_000, 100_000_000, [(50_000, 60_000)] * 13, [31 * SECOND])
+def test_a_jump_is_within_the_bound(
+    clock: Clock, when_ns: int, jump_ns: int, delays: list[tuple[int, int]], times: list[int]
+) -> None:
+    """The truth lies within the bound of a clock that jumps, forwards or by a freeze, far more than the ways take."""
+    quick = [(there_ns // 50, back_ns // 50) for there_ns, back_ns in delays]
+    jumping = Clock(clock.offset_ns, clock.drift, clock.wander, (when_ns, jump_ns))
+    fit = Alignment(exchange(jumping, 5 * n * SECOND, *ways) for n, ways in enumerate(quick))
+    for true_ns in times:
+        shown_ns = jumping.read(true_ns)
+        if when_ns <= true_ns < when_ns - jump_ns:
+            continue  # it stands still, and nothing runs there
+        error_ns = abs(shown_ns + fit.shift_ns(shown_ns) - true_ns)
+        assert error_ns <= fit.bound_ns(shown_ns) <= fit.largest_bound_ns(jumping.read(0), jumping.read(90 * SECOND))
+        assert abs(fit.undone_ns(shown_ns + fit.shift_ns(shown_ns)) - shown_ns) <= fit.bound_ns(shown_ns)
+
+
+def test_a_jump_widens_its_gap_alone() -> None:
+    """A jump widens the bound between the two readings around it, and neither the drift nor any other time."""
+    clock = Clock(10**12, 50e-6, (0.0,), (31 * SECOND, 50_000_000))
+    fit = Alignment(exchange(clock, n * 5 * SECOND, 20_000, 30_000) for n in range(13))
+    assert [n for n, jump_ns in enumerate(fit.jumps_ns) if jump_ns] == [6]
+    assert abs(fit.jumps_ns[6] + 50_000_000) < 200_000
+    assert abs(fit.drift + 50e-6) < fit.drift_error < 35e-6
+    assert fit.bound_ns(clock.read(29 * SECOND)) < 100_000 < 25_000_000 < fit.bound_ns(clock.read(32 * SECOND))
+    assert fit.bound_ns(clock.read(61 * SECOND)) < 100_000
+
+
 def test_slow_exchange_does_not_widen() -> None:
     """A slow exchange does not widen the bound of quick ones around it."""
     clock = Clock(10**12, 50e-6, (0.0,))
@@ -124,14 +165,14 @@ def test_one_reading_bounds_all_times() -> None:
 def test_shortest_exchanges_are_read_back(tmp_path: Path) -> None:
     """The shortest exchanges of two rounds are read back."""
     here, there, third = ("boot-a", "time:[1]"), ("boot-b", "time:[1]"), ("boot-c", "time:[1]")
-    with (tmp_path / alignment.FILE).open("w") as file:
-        file.write(alignment.line(here, there, (0, 1000, 10), host="far"))
-        file.write(alignment.line(here, there, (SECOND, 1000 + SECOND, SECOND + 30), host="far"))
-        file.write(alignment.line(third, there, (0, 77, 10)))
-        file.write(alignment.line(here, there, (2 * SECOND, 77, SECOND)))  # an answer before its question
+    with (tmp_path / clock_readings.FILE).open("w") as file:
+        file.write(clock_readings.line(here, there, (0, 1000, 10), host="far"))
+        file.write(clock_readings.line(here, there, (SECOND, 1000 + SECOND, SECOND + 30), host="far"))
+        file.write(clock_readings.line(third, there, (0, 77, 10)))
+        file.write(clock_readings.line(here, there, (2 * SECOND, 77, SECOND)))  # an answer before its question
         file.write('{"reference": ["boot-a", "ti')  # its writer died here
     found = alignment.read(tmp_path, here)
     assert list(found) == [there]
     assert [reading.shift_ns for reading in found[there].readings] == [-995, -985]
     assert alignment.read(tmp_path / "nowhere", here) == {}
-    assert json.loads((tmp_path / alignment.FILE).read_text().splitlines()[0])["host"] == "far"
+    assert json.loads((tmp_path / clock_readings.FILE).read_text().splitlines()[0])["host"] == "far"

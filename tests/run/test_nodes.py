@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from other_clock import OFFSET_NS, SECOND
 from reference_runs import QUICK, write_config
-from two_nodes import DRIFT_PPM, OFFSET_NS, SECOND, Cluster, two_nodes
+from two_nodes import DRIFT_PPM, Cluster, two_nodes
 
 from rltrace.analysis import summarize
 from rltrace.analysis.clocks import TimeLine
 from rltrace.events import NO_GPU, Span
-from rltrace.read import alignment
 from rltrace.read.recording import Process, Recording
-from rltrace.record import cluster, manifest
+from rltrace.record import clock_readings, cluster, manifest
 
 LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.yaml"
 
@@ -131,7 +131,7 @@ def check_order(recording: Recording) -> None:
 
 def without_alignment(run: Path, copy: Path) -> Recording:
     shutil.copytree(run, copy)
-    (copy / alignment.FILE).unlink()
+    (copy / clock_readings.FILE).unlink()
     return Recording.open(copy)
 
 
@@ -258,7 +258,10 @@ def test_no_cluster_nothing_to_fetch(nodes: Cluster, tmp_path: Path) -> None:
     """A run that joined no cluster has nothing to fetch, whatever cluster exists."""
     manifest.create(tmp_path / "run", owner=None, command=[], config=None)
     done = rltrace_command(nodes, tmp_path, "collect", "run")
-    said = "run: nothing to fetch, because its driver joined no Ray cluster; name a cluster with --address\n"
+    said = (
+        "run: nothing to fetch, because its driver joined no Ray cluster; name a cluster with --address, or give the "
+        "folders of the other hosts too\n"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
@@ -319,7 +322,7 @@ def test_dead_node_is_named(nodes: Cluster, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from rltrace.cli import main; main()", *traced]
     with subprocess.Popen(command, cwd=tmp_path, env=nodes.environment, stderr=subprocess.PIPE, text=True) as running:
         run = tmp_path / "run"
-        wait_for(running, (run / alignment.FILE).exists)
+        wait_for(running, (run / clock_readings.FILE).exists)
         done = rltrace_command(nodes, tmp_path, "collect", "run")
         assert done.returncode == 0 and "from second" in done.stdout, done.stderr
         nodes.kill_second()

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.events import STEP, Counter, Span
-from rltrace.read.alignment import line as reading
 from rltrace.read.recording import Process, Recording
 from rltrace.read.records import records
+from rltrace.record.clock_readings import line as reading
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "recordings" / "qwen3_8b_4gpu.zip"
 RANKS = 4
@@ -166,7 +166,7 @@ class Template:
         found: dict[int, list[list[Piece]]] = {}
         dropped: set[int] = set()
         calls = [0, 0, 0, 0]
-        for content, _, _ in process.segments():
+        for content, *_ in process.segments():
             thread = 0
             for record in records(content, lambda _: True, lambda: None, may_grow=False):
                 if len(record) == 3:

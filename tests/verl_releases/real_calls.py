@@ -760,12 +760,9 @@ def a_server_that_does_not_lead():
 
 def a_tool_call():
     """A tool that there is not: verl's own code answers the model with the error."""
-    from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+    from custom_loops import call_a_tool
 
-    loop = object.__new__(ToolAgentLoop)
-    loop.tools, loop.max_tool_response_length, loop.tool_response_truncate_side = {}, 64, "left"
-    extra = {5: (), 6: ({},)}.get(LINE, ({}, SimpleNamespace()))
-    asyncio.run(loop._call_tool(SimpleNamespace(name="calculator", arguments="{}"), *extra))
+    asyncio.run(call_a_tool())
 
 
 class Answering:

@@ -199,6 +199,18 @@ def test_each_agent_loop_is_one_span(release, exercised):
     assert len(run.named("agent_loop.run")) == 4
 
 
+@pytest.mark.parametrize("release", [r for r in RELEASES if r.line >= 7], ids=lambda release: release.version)
+def test_tools_name_their_trajectory(release, exercised):
+    """Two tools at a time run in tasks of their own; a tool outside of any trajectory names none."""
+    run = exercised(release)
+    own, *others = run.named("agent_loop.trajectory")
+    outside, *tools = run.named("agent_loop.tool_call")
+    assert "trajectory" not in outside.args
+    assert [tool.args["trajectory"] for tool in tools] == [own.args["trajectory"]] * 2
+    assert len({tool.task for tool in tools} | {own.task}) == 3
+    assert len({trajectory.args["trajectory"] for trajectory in (own, *others)}) == 4
+
+
 def outcome_of(target, found, of_vllm):
     """What became of a place in a release, in a few words."""
     if target in found["called"]:

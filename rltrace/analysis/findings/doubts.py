@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rltrace.analysis.fates import having
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.summary import Summary
 
@@ -22,7 +23,7 @@ def doubts(run: Run) -> list[str]:
 def _of_the_end(summary: Summary) -> Iterator[str]:
     if summary.run.is_live:
         yield "the run still goes on: what comes later is not in it"
-    died = [process.name for process in summary.processes if process.state == "died"]
+    died = [process.name for process in having(summary, "died")]
     if died:
         more = f" and {len(died) - NAMED} more" if len(died) > NAMED else ""
         yield f"{', '.join(died[:NAMED])}{more} died: what they had not finished is missing"

@@ -14,12 +14,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.engine_requests import Balance, balanced, surplus_of
 from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.engine_requests import engine_requests
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError, interval_of
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.uneven_batches import is_uneven, tokens_of
-from rltrace.analysis.findings.uneven_engines import GENERATE, Balance, balanced, has_uneven_work, surplus_of
+from rltrace.analysis.findings.uneven_engines import GENERATE, has_uneven_work
 from rltrace.analysis.gpu_work import GATHERS_AND_SCATTERS
 from rltrace.analysis.intervals import Intervals, cut, union
 from rltrace.analysis.lanes import Lane

@@ -8,12 +8,9 @@ from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.intervals import EMPTY
-from rltrace.events import REQUEST
+from rltrace.events import REQUEST, TOOLS
 
 NAME = "slow_tools"
-
-TOOLS = ("agent_loop.tool_call", "tool.call", "tool", "environment.step", "env.step")
-"""Names of their spans, those of verl's hooks and those that programs use."""
 
 SETTINGS = (
     Setting("your program", "more trajectories at once, and a time limit for each call"),

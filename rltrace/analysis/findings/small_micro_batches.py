@@ -1,17 +1,19 @@
-"""Micro-batches are small although the card has room, and each one gathers all parameters anew."""
+"""Micro-batches are small although the card has room: each gathers all parameters anew, or is bound by its launches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.capacity import capacity_bytes, gpus, least_free_in
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.launches import Launches, forwards_in, launch_bound_phases, mean_seconds
 from rltrace.analysis.findings.programs import EXAMPLE
 from rltrace.analysis.findings.run import PerStep, Run
-from rltrace.analysis.gpu_work import FORWARD, GATHERS_AND_SCATTERS
+from rltrace.analysis.gpu_work import GATHERS_AND_SCATTERS
 from rltrace.analysis.intervals import cut, union
 
 NAME = "small_micro_batches"
@@ -38,36 +40,71 @@ MICRO_BATCH = {
 """By phase, what to change."""
 
 
+class Repeated(NamedTuple):
+    """What each micro-batch of a phase does again."""
+
+    what: str
+    seconds: PerStep
+    """In each step, all micro-batches together."""
+    facts: tuple[str, str]
+
+
 def judge(run: Run) -> list[Finding]:
-    """Price half of the gathers of each phase that could have half as many micro-batches."""
-    if not any(row.work == GATHER for row in run.summary.gpu_work):
+    """Price half of what each phase repeats that could have half as many micro-batches."""
+    launches = launch_bound_phases(run) or {}
+    if not launches and not any(row.work == GATHER for row in run.summary.gpu_work):
         raise UnjudgeableError("no all-gather of FSDP was timed on a GPU")
     if not list(gpus(run)):
         raise UnjudgeableError("no GPU's memory was measured")
-    return [found for phase in MICRO_BATCH for found in _of_phase(run, phase)]
+    return [found for phase in MICRO_BATCH for found in _of_phase(run, phase, launches.get(phase))]
 
 
-def _of_phase(run: Run, phase: str) -> Iterator[Finding]:
-    times = max((row.count for row in run.summary.gpu_work if row.work == FORWARD and row.phase == phase), default=0)
+def _of_phase(run: Run, phase: str, launches: Launches | None) -> Iterator[Finding]:
+    times = forwards_in(run, phase)
     free_bytes = least_free_in(run, phase) or 0
-    seconds = _gathering(run, phase)
-    if seconds is None or times < 2 or free_bytes < ROOM * min(map(capacity_bytes, gpus(run))):
+    repeated = _gathers(run, phase) if launches is None else _launching(run, phase, launches)
+    if repeated is None or times < 2 or free_bytes < ROOM * min(map(capacity_bytes, gpus(run))):
         return
     yield run.finding(
         NAME,
-        f"{phase} has {times:.0f} micro-batches, each of which gathers all parameters, while {free_bytes / 1e9:.0f} GB "
-        "of each card are free",
-        [
-            f"gathers take {as_text(seconds.mean())} of a step on the rank that waits least for others",
-            "half as many micro-batches have half as many gathers",
-        ],
-        per_step=seconds / 2,
-        bound=float(seconds.mean()) * (1 - 1 / times),
-        less_because="gathers overlap with computing where that takes longer",
+        f"{phase} has {times:.0f} micro-batches, each of which {repeated.what}, while {free_bytes / 1e9:.0f} GB of "
+        "each card are free",
+        repeated.facts,
+        per_step=repeated.seconds / 2,
+        bound=float(repeated.seconds.mean()) * (1 - 1 / times),
+        less_because="gathers overlap with computing where that takes longer, and larger batches with their launches",
         basis="modelled",
         figures={"micro_batches": times, "free_bytes": float(free_bytes)},
         phases=[phase],
         settings=MICRO_BATCH[phase],
+    )
+
+
+def _launching(run: Run, phase: str, launches: Launches) -> Repeated:
+    """Return the whole phase: its kernels run as fast as they are launched, however few tokens they have."""
+    return Repeated(
+        "takes as long to launch as to run",
+        mean_seconds(run, phase),
+        (
+            f"a forward takes {as_text(launches.host_seconds)} to launch and {as_text(launches.gpu_seconds)} to run",
+            "half as many micro-batches are launched in half of the time",
+        ),
+    )
+
+
+def _gathers(run: Run, phase: str) -> Repeated | None:
+    seconds = _gathering(run, phase)
+    return (
+        None
+        if seconds is None
+        else Repeated(
+            "gathers all parameters",
+            seconds,
+            (
+                f"gathers take {as_text(seconds.mean())} of a step on the rank that waits least for others",
+                "half as many micro-batches have half as many gathers",
+            ),
+        )
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.engine_requests import Balance, balanced, surplus_of
 from rltrace.analysis.findings.amounts import as_text, between_as_text
-from rltrace.analysis.findings.engine_requests import EngineRequests, engine_requests
+from rltrace.analysis.findings.engine_requests import engine_requests
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 
@@ -25,15 +24,6 @@ SETTINGS = (
     ),
     Setting("your program", "send the next request to the engine with the fewest open tokens"),
 )
-
-
-class Balance(NamedTuple):
-    """Work and time of each engine in each steady step, of shape (steps, engines)."""
-
-    work: NDArray[np.float64]
-    unit: str
-    seconds: NDArray[np.float64]
-    """The time from the first request of all engines to the last end in this engine; 0 if it had none."""
 
 
 def judge(run: Run) -> list[Finding]:
@@ -85,24 +75,6 @@ def _explained(balance: Balance) -> NDArray[np.float64]:
 def _said(names: list[str], times: list[int], steps: int) -> str:
     pairs = sorted(zip(times, names, strict=True), reverse=True)[:3]
     return ", ".join(f"{name} in {many} of {steps} steps" for many, name in pairs)
-
-
-def balanced(requests: EngineRequests, steps: int) -> Balance:
-    """Return the work and the time of each engine in each step. The unit is tokens if each request says how many."""
-    shape = (steps, len(requests.engines))
-    at = requests.step * shape[1] + requests.engine
-    has_tokens = bool((requests.tokens >= 0).all())
-    work = np.bincount(at, requests.tokens if has_tokens else None, shape[0] * shape[1]).astype(np.float64)
-    first, last = np.full(steps, np.iinfo(np.int64).max), np.zeros(shape[0] * shape[1], np.int64)
-    np.minimum.at(first, requests.step, requests.starts)
-    np.maximum.at(last, at, requests.ends)
-    seconds = np.maximum(last.reshape(shape) - first[:, None], 0) / 1e9
-    return Balance(work.reshape(shape), "tokens" if has_tokens else "requests", seconds)
-
-
-def surplus_of(balance: Balance) -> NDArray[np.float64]:
-    """Return for each step by what share of the mean the busiest engine has more work."""
-    return np.asarray(balance.work.max(axis=1) / np.maximum(balance.work.mean(axis=1), 1) - 1)
 
 
 def has_uneven_work(balance: Balance) -> bool:

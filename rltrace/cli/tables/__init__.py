@@ -19,12 +19,14 @@ from rich.text import Text
 
 from rltrace.analysis.fates import fates, having
 from rltrace.analysis.findings import Why
+from rltrace.analysis.folding import FEW_RANKS, folded, kept, steps_apart
 from rltrace.analysis.idle import FIRST_STEP, RUN, STARTUP, STEADY_STEP
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.requests import Requests
 from rltrace.analysis.steady import Spread
 from rltrace.analysis.summary import Run, Summary
 from rltrace.cli.tables import figures
+from rltrace.cli.tables.apart import apart_line, folded_line
 from rltrace.cli.tables.findings import largest
 from rltrace.cli.tables.fit import WIDTH, console, visible_figures
 from rltrace.cli.tables.gpu_work import gpu_work_line, gpu_work_missed_lines, gpu_work_table
@@ -54,13 +56,16 @@ from rltrace.cli.tables.phases import (
     steady_title,
     steady_words,
 )
-from rltrace.cli.tables.problems import clock_line, problems
+from rltrace.cli.tables.problems import clock_lines, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.requests import request_line, request_table
+from rltrace.cli.tables.rollout import rollout_line, rollout_table
 from rltrace.cli.tables.spans import FEW, MOST_OPEN, collection_line, hook_span_table, open_span_table, own_span_table
 from rltrace.cli.tables.steps import by_lane, of_processes, process_table, step_line, step_table
 from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
 from rltrace.events import SAMPLER
+from rltrace.read.selection import ALL as ALL_OF_IT
+from rltrace.read.selection import Selection
 
 __all__ = ["WIDTH", "console", "hook_table", "show", "step_table"]
 
@@ -70,7 +75,9 @@ COMMAND_LETTERS = 60
 UNMARKED_PHASES = '`with rltrace.phase("reward")` inside of a step shows where its seconds go'
 
 
-def show(summary: Summary, screen: Console, *, whole: bool = False, why: Why | None = None) -> None:
+def show(
+    summary: Summary, screen: Console, *, whole: bool = False, why: Why | None = None, selection: Selection = ALL_OF_IT
+) -> None:
     """Print a Recording's figures.
 
     Args:
@@ -78,19 +85,22 @@ def show(summary: Summary, screen: Console, *, whole: bool = False, why: Why | N
         screen: Where to print.
         whole: Print everything; otherwise what answers the first questions, with equal ranks as one.
         why: What costs most, which comes before the figures.
+        selection: What of the run was chosen: nothing of that is folded.
     """
     summary = visible_figures(summary)
+    few = folded(summary, kept(summary, selection, FEW_RANKS))
     costs = largest(why) if why is not None else None
     screen.print(header(summary.run, summary, whole=whole))
-    for drawn in (*_drawn(WRONG, summary, whole), *([costs] if costs else []), *_drawn(SECTIONS, summary, whole)):
+    wrong, sections = (_drawn(of, summary, few, whole) for of in (WRONG, SECTIONS))
+    for drawn in (*wrong, *([costs] if costs else []), *sections):
         screen.print()
         screen.print(drawn)
 
 
-def _drawn(sections: Iterable[Section], summary: Summary, whole: bool) -> Iterator[RenderableType]:
+def _drawn(sections: Iterable[Section], summary: Summary, few: Summary, whole: bool) -> Iterator[RenderableType]:
     for section in sections:
         if section.screens in (BOTH, ALL if whole else FIRST):
-            yield from section.draw(summary, whole=whole)
+            yield from section.draw(few if section.is_folded else summary, whole=whole)
 
 
 def _wrong(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
@@ -154,6 +164,8 @@ def _lines(summary: Summary) -> Iterator[RenderableType]:
         yield gpu_work_line(summary.gpu_work)
     if summary.weight_sync:
         yield sync_line(in_steady(summary.weight_sync, summary.steady))
+    if (line := rollout_line(summary)) is not None:
+        yield line
     if (line := request_line(summary.requests)) is not None:
         yield line
     if (line := collection_line(summary)) is not None:
@@ -190,7 +202,8 @@ def _all_seconds(summary: Summary, **_: bool) -> Iterator[RenderableType]:
 
 def _steps(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     own = by_lane(summary.steps)
-    yield from (step_table(steps, f" of {lane}" if len(own) > 1 else "") for lane, steps in own.items())
+    apart = {one.number for one in steps_apart(summary)}
+    yield from (step_table(steps, f" of {lane}" if len(own) > 1 else "", apart) for lane, steps in own.items())
 
 
 def _inferred(summary: Summary, **_: bool) -> Iterator[RenderableType]:
@@ -206,6 +219,15 @@ def _phases_by_step(summary: Summary, **_: bool) -> Iterator[RenderableType]:
 def _fullest(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     if summary.memory:
         yield fullest_table(summary.memory)
+
+
+def _apart(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if (line := apart_line(summary)) is not None:
+        yield line
+
+
+def _folded(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    yield from map(folded_line, summary.folded)
 
 
 def _your_spans(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
@@ -234,6 +256,12 @@ def _gpu_work(summary: Summary, **_: bool) -> Iterator[RenderableType]:
 def _weight_sync(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     if summary.weight_sync:
         yield sync_table(in_steady(summary.weight_sync, summary.steady))
+
+
+def _rollout(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if (found := summary.rollout) is not None:
+        are_steady = summary.steady is not None and bool(found.steps)
+        yield rollout_table(found, steady_words(summary.steady) if are_steady and summary.steady else "")
 
 
 def _requests(summary: Summary, **_: bool) -> Iterator[RenderableType]:
@@ -296,9 +324,7 @@ def _hooks(summary: Summary, **_: bool) -> Iterator[RenderableType]:
 
 
 def _clocks(summary: Summary, **_: bool) -> Iterator[Text]:
-    for clock in summary.clocks:
-        if not clock.is_reference and clock.aligned:
-            yield Text(clock_line(clock), "dim")
+    yield from (Text(line, "dim") for line in clock_lines(summary.clocks))
 
 
 Screens = Literal["first", "all", "both"]
@@ -324,6 +350,8 @@ class Section(NamedTuple):
     screens: Screens
     has: Callable[[Summary], object] = bool
     """Of a section with a name: whether there is anything to draw, told without drawing it."""
+    is_folded: bool = False
+    """Whether it has so much of each rank that those that are alike are left out where there are many."""
 
 
 WRONG = (
@@ -338,18 +366,21 @@ SECTIONS = (
     Section("each step", _steps, ALL, lambda summary: summary.steps),
     Section("what was inferred", _inferred, ALL, lambda summary: summary.inferred),
     Section("phases by step", _phases_by_step, ALL, has_phases_by_step),
+    Section("", _apart, FIRST),
     Section("", _fullest, FIRST),
     Section("", _your_spans, BOTH),
     Section("", _automatic_spans_alone, FIRST),
     Section("automatic spans", _automatic_spans, ALL, lambda summary: summary.hook_spans),
     Section("GPU work", _gpu_work, ALL, lambda summary: summary.gpu_work or summary.gpu_work_missed),
     Section("weight sync", _weight_sync, ALL, lambda summary: summary.weight_sync),
-    Section("requests", _requests, ALL, lambda summary: any(_with_stages(summary))),
-    Section("memory", _memory, ALL, lambda summary: summary.memory),
+    Section("rollout", _rollout, ALL, lambda summary: summary.rollout),
+    Section("", _requests, ALL),
+    Section("", _folded, ALL, is_folded=True),
+    Section("memory", _memory, ALL, lambda summary: summary.memory, is_folded=True),
     Section("every allocation", _allocations, ALL, lambda summary: summary.allocations),
-    Section("hosts", _hosts, ALL, lambda summary: summary.samples or summary.host_memory),
+    Section("hosts", _hosts, ALL, lambda summary: summary.samples or summary.host_memory, is_folded=True),
     Section("sleeps", _sleeps, ALL, lambda summary: summary.sleeps),
-    Section("processes", _processes, ALL, lambda summary: summary.processes or any(_bare(summary))),
+    Section("processes", _processes, ALL, lambda summary: summary.processes or any(_bare(summary)), is_folded=True),
     Section("hooks", _hooks, ALL, lambda summary: summary.hooks),
     Section("", _clocks, ALL),
     Section("", _in_short, FIRST),

@@ -102,8 +102,13 @@ def gigabytes_per_second(value: float) -> str:
 
 def count(many: int, what: str) -> str:
     """Write a number and its noun."""
-    plural = what + ("es" if what.endswith("s") else "s")
-    return f"{many:,} {what if many == 1 else plural}"
+    return f"{many:,} {what if many == 1 else _plural(what)}"
+
+
+def _plural(what: str) -> str:
+    if what.endswith("ry"):
+        return f"{what[:-1]}ies"
+    return what + ("es" if what.endswith("s") else "s")
 
 
 def pids(found: Sequence[int]) -> str:

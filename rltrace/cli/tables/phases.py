@@ -9,6 +9,7 @@ from statistics import fmean
 
 from rich.console import RenderableType
 
+from rltrace.analysis.folding import steps_apart
 from rltrace.analysis.lanes import DRIVER_ROLE
 from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.phases import IDLE, UNLABELLED, RankStep, in_order
@@ -17,7 +18,7 @@ from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled
 from rltrace.cli.tables.process_phases import CAPTION, is_without_ranks, process_phases
-from rltrace.cli.tables.steps import by_lane, first_and_last, of_processes
+from rltrace.cli.tables.steps import by_lane, in_short, of_processes
 from rltrace.events import DRIVER_PHASES, WAIT_DRIVER
 
 SLIGHT = 0.001
@@ -156,13 +157,14 @@ def phases_by_step(summary: Summary) -> RenderableType | None:
     ranks = [row for rows in steps for row in rows if row.rank is not None]
     names = in_order(name for rows in steps for row in rows for name, own in row.phases.items() if own.seconds)
     table = Figures("step", "seconds", *(str(number) for number in range(1, len(names) + 1)))
-    for rows in first_and_last(steps):
-        if rows is None:
-            table.add_row("…")
-            continue
+    apart = {one.number for one in steps_apart(summary)}
+    for label, of_steps, begins_part in in_short(steps, [rows[0].step or 0 for rows in steps], apart):
+        if begins_part:
+            table.add_section()
+        rows = [row for of_step in of_steps for row in of_step]
         seconds = (fmean(row.phases[name].seconds if name in row.phases else 0.0 for row in rows) for name in names)
         whole = figures.seconds(fmean(row.seconds for row in rows))
-        table.add_row(str(rows[0].step), whole, *(figures.seconds(length) if length else "·" for length in seconds))
+        table.add_row(label, whole, *(figures.seconds(length) if length else "·" for length in seconds))
     many = len({_whose(row) for rows in steps for row in rows})
     whose = figures.count(many, "rank" if ranks else "process")
     legend = "  ".join(f"{number} {name}" for number, name in enumerate(names, 1))

@@ -20,6 +20,8 @@ from rltrace.cli.tables.sync import leak_lines, wrong_line
 
 FEW = 3
 """How many of each kind are shown; `--all` shows every one."""
+MOST_CLOCKS = 4
+"""With more clocks, all share a line."""
 USUALLY_INCONSISTENT = 0.05
 """Share of the phase boundaries that are not consistent in a healthy run."""
 MISFIT = "malformed (a name that is not text, a value that is not a number, or an arrow without a direction)"
@@ -30,9 +32,9 @@ def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
     """Return everything that a reader must know before any figure; no lines mean that all is well."""
     kinds = (
         _deaths, _gone, _aborted, _errors, _hangs, _failed_hooks, _left_out,
-        _memory, _allocations, _losses, _removed, _unidentified, _unsealed, _sleeps, _untraced, _clocks,
+        _memory, _allocations, _losses, _removed, _unidentified, _unsealed, _sleeps, _untraced, _ranks, _clocks,
     )  # fmt: skip
-    styles = (_BAD, _DOUBTFUL, _BAD, _DOUBTFUL, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 10)
+    styles = (_BAD, _DOUBTFUL, _BAD, _DOUBTFUL, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 11)
     found: list[Text] = []
     for kind, style in zip(kinds, styles, strict=True):
         lines = list(kind(summary))
@@ -218,8 +220,34 @@ def _untraced(summary: Summary) -> Iterator[str]:
     yield from (f"not traced: {untraced_line(missing)}" for missing in summary.untraced if missing.missed)
 
 
+def _ranks(summary: Summary) -> Iterator[str]:
+    run = summary.run
+    if run.ranks_missing and run.ranks_started is not None and not run.is_live:
+        yield (
+            f"{run.ranks_missing:,} of {figures.count(run.ranks_started, 'rank')} are not in this Recording; bring the "
+            "folders of their hosts here with `rltrace collect`"
+        )
+
+
 def _clocks(summary: Summary) -> Iterator[str]:
     yield from (clock_line(clock) for clock in summary.clocks if not clock.is_reference and not clock.aligned)
+
+
+def clock_lines(clocks: Sequence[ClockFigures]) -> list[str]:
+    """Return how far the times of clocks that were aligned can be trusted: of each, or of all if they are many."""
+    aligned = [clock for clock in clocks if not clock.is_reference and clock.aligned]
+    known = [clock for clock in aligned if clock.bound_seconds is not None]
+    if len(aligned) <= MOST_CLOCKS or not known:
+        return [clock_line(clock) for clock in aligned]
+    worst = max(known, key=lambda clock: clock.bound_seconds or 0.0)
+    drifts = [clock.drift_ppm for clock in aligned if clock.drift_ppm is not None]
+    drift = f"drift {min(drifts):+.1f} to {max(drifts):+.1f} ppm" if drifts else "drift not measured"
+    readings = figures.between(*(f"{of(clock.readings for clock in aligned):,}" for of in (min, max)))
+    bound = figures.short(worst.bound_seconds or 0.0)
+    return [
+        f"Clocks of {len(aligned):,} other hosts: aligned within ±{bound} ({', '.join(worst.hosts)} has the largest "
+        f"bound), {drift}, {readings} readings each."
+    ]
 
 
 def clock_line(clock: ClockFigures) -> str:
@@ -228,8 +256,9 @@ def clock_line(clock: ClockFigures) -> str:
     if clock.bound_seconds is None:
         return (
             f"{whose}: not aligned. Its times were shifted by real time, with an unknown error: do not compare them "
-            "with others. `rltrace collect` measures the clock while the cluster is up."
+            "with others. `rltrace collect` measures the clock while a Ray cluster is up."
         )
     drift = "drift not measured" if clock.drift_ppm is None else f"drift {clock.drift_ppm:+.1f} ppm"
     within = f"aligned within ±{figures.short(clock.bound_seconds)}"
-    return f"{whose}: {within}, {drift}, {figures.count(clock.readings, 'reading')}."
+    jumps = f", {figures.count(clock.jumps, 'jump')}" if clock.jumps else ""
+    return f"{whose}: {within}, {drift}, {figures.count(clock.readings, 'reading')}{jumps}."

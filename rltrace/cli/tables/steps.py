@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from itertools import pairwise
 from math import isfinite
 from statistics import fmean
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -18,7 +19,9 @@ from rltrace.cli.tables.fit import Column, Figures, bars, titled
 _Item = TypeVar("_Item")
 MOST_PROCESSES = 6
 MOST_STEPS = 30
-"""A run with more steps shows only its first and last ones."""
+"""A run with more steps shows the trend, the steps that stand out, and the last ones."""
+TREND_ROWS, MOST_APART, LAST_STEPS = 10, 10, 10
+"""Rows of each of these parts."""
 MOST_FIGURES = 3
 FEW_FIGURES = 4
 """Figures in one line."""
@@ -79,38 +82,73 @@ def of_processes(steps: Sequence[Step]) -> str:
     return f" of {figures.count(many, 'process')}" if many > 1 else ""
 
 
-def step_table(steps: Sequence[Step], whose: str = "", most: int = MOST_STEPS) -> RenderableType:
-    """Draw one row per step; for a long run the first and last ones."""
+def step_table(steps: Sequence[Step], whose: str = "", apart: Collection[int] = ()) -> RenderableType:
+    """Draw one row per step; for a long run the trend, the steps that stand out, and the last ones."""
     known = {name: of for name, of in _figures_of(steps).items() if name != "reward"}
     # The further a figure is behind, the earlier it goes.
     columns = [Column(name, worth=8 - at) for at, name in enumerate(known)]
     table = Figures("step", "seconds", Column("reward", 8), bars(1), *columns)
     rewards = [step.reward_mean for step in steps if step.reward_mean is not None]
     best = max((abs(reward) for reward in rewards if isfinite(reward)), default=0.0)
-    for step in first_and_last(steps, most):
-        if step is None:
-            table.add_row("…")
-            continue
-        reward = step.reward_mean
+    numbers = [step.step for step in steps]
+    for label, together, begins_part in in_short(steps, numbers, apart):
+        if begins_part:
+            table.add_section()
+        reward = _mean(step.reward_mean for step in together)
         table.add_row(
-            str(step.step),
-            figures.seconds(step.seconds) + _unfinished(step),
+            label,
+            figures.seconds(fmean(step.seconds for step in together)) + _unfinished(together),
             figures.number(reward),
             figures.bar(reward / best if reward is not None and isfinite(reward) and best > 0 else 0.0),
-            *(figures.number(of(step)) for of in known.values()),
+            *(figures.number(_mean(map(of, together))) for of in known.values()),
         )
-    return titled(f"Steps{whose}", table)
+    return titled(f"Steps{whose}", table, SHORT if len(steps) > MOST_STEPS else "")
 
 
-def first_and_last(items: Sequence[_Item], most: int = MOST_STEPS) -> list[_Item | None]:
-    """Return all of them, or the first third and the last ones, with a gap between."""
-    if len(items) <= most:
-        return list(items)
-    first = max(1, most // 3)
-    return [*items[:first], None, *items[first - most :]]
+SHORT = "several steps in a row: their mean; then the steps that stand out, and the last ones"
 
 
-def _unfinished(step: Step) -> str:
+class Together(NamedTuple, Generic[_Item]):
+    """Some steps in one row of a table."""
+
+    label: str
+    items: list[_Item]
+    begins_part: bool = False
+    """Whether another part of the table begins here."""
+
+
+def in_short(items: Sequence[_Item], numbers: Sequence[int], apart: Collection[int]) -> list[Together[_Item]]:
+    """Return a row for each step; of a long run the trend, the steps that stand out, and the last ones.
+
+    Args:
+        items: One for each step, in order.
+        numbers: Numbers of the steps.
+        apart: Numbers of those that stand out.
+    """
+    each = [Together(str(number), [item]) for number, item in zip(numbers, items, strict=True)]
+    if len(items) <= MOST_STEPS:
+        return each
+    before, last = each[:-LAST_STEPS], each[-LAST_STEPS:]
+    cuts = [round(len(before) * part / TREND_ROWS) for part in range(TREND_ROWS + 1)]
+    blocks = [before[begin:end] for begin, end in pairwise(cuts)]
+    trend = [
+        Together(figures.between(block[0].label, block[-1].label), [one.items[0] for one in block]) for block in blocks
+    ]
+    far = [one for one, number in zip(before, numbers, strict=False) if number in apart][:MOST_APART]
+    parts = (trend, far, last)
+    return [one._replace(begins_part=at == 0 and part is not trend) for part in parts for at, one in enumerate(part)]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _unfinished(steps: Sequence[Step]) -> str:
+    """Return what is wrong with a step; nothing of several."""
+    if len(steps) > 1:
+        return ""
+    (step,) = steps
     if step.end_seconds is None:
         return " open"
     if step.error is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from importlib.util import find_spec
 from typing import Any
 
 from rltrace.events import Turn
@@ -47,9 +48,13 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
     for call in ("synchronize", "mem_get_info"):  # a program asks there too, after what took long
         patches.around(f"torch.cuda:{call}", nothing_before, beating(turns))
     patches.around("torch._inductor.graph:GraphLowering.run", beating(turns), nothing_after)  # to compile takes seconds
+    if find_spec("triton"):  # torch for a CPU comes without it
+        patches.around("triton.compiler:compile", beating(turns), nothing_after)
+    # First weights are broadcast one by one, and sharded.
+    patches.around("torch.distributed.distributed_c10d:broadcast", nothing_before, beating(turns))
     patches.around(f"{TRANSFORMERS}.from_pretrained", nothing_before, at(turns, Turn.MOVED))
-    for method in ("eval", "requires_grad_"):  # a ref is put aside so, before it is used
-        patches.around(f"{MODULE}.{method}", keep_self, meet_made)
+    for method in (f"{MODULE}.eval", f"{TRANSFORMERS}.eval", f"{MODULE}.requires_grad_"):  # so a ref is put aside
+        patches.around(method, keep_self, meet_made)
     moves = ModuleMoves(turns)
     patches.around(f"{MODULE}._apply", moves.begin, moves.end)
 

@@ -9,7 +9,7 @@ passes, so that no other place can starve them. When it is spent, whole passes a
 together: a look at half of a pass would show activations that are long gone.
 
 Between turns, each hook can be a beat: it asks the driver how much memory is used, which takes microseconds, and looks
-if that has changed.
+if that has changed. When too much time is owed for a look, what the driver said is recorded alone.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ class Ledger(Protocol):
     def has_moved(self) -> bool:
         """Return whether the driver counts something else than at the last look."""
 
+    def say_used(self) -> None:
+        """Record what the driver has just counted, without looking at who owns it."""
+
 
 class Budget:
     """A share of a process's time; some of it may be spent at once."""
@@ -63,9 +66,10 @@ class Turns:
 
     SHARE, BURST_NS = 0.0005, 20_000_000
     """The budget of looks inside passes, and that of all others: the first passes are always seen."""
-    BEAT_SHARE, BEAT_BURST_NS = 0.0005, 1_000_000
-    """The budget of beats. One takes 10 µs, or 80 on a busy host. In a forward after other work each layer asks; in a
-    series of forwards one layer in a few does."""
+    BEAT_SHARE, BEAT_BURST_NS = 0.00025, 1_000_000
+    """The budget of beats where memory turns, and that of beats between, inside of forwards and of long calls. One
+    takes 10 µs, or 80 on a busy host. In a forward after other work each layer asks; in a series of forwards one layer
+    in a few does."""
 
     def __init__(self, ledger: Ledger, work: Work) -> None:
         """Args:
@@ -76,6 +80,7 @@ class Turns:
         self._passes = Budget(self.SHARE, self.BURST_NS)
         self._looks = Budget(self.SHARE, self.BURST_NS)
         self._beats = Budget(self.BEAT_SHARE, self.BEAT_BURST_NS)
+        self._turn_beats = Budget(self.BEAT_SHARE, self.BEAT_BURST_NS)
         self._is_passing = False
         """Whether a forward has begun whose backward has not ended."""
         self._is_inferring = False
@@ -93,7 +98,7 @@ class Turns:
             self._begin_pass()
             if self._is_seen:
                 self._ledger.settle()
-        self.beat()
+        self._beat(self._turn_beats)
 
     def end_forward(self, *, has_gradients: bool) -> None:
         """The forward is over. If a backward follows, its activations are there now."""
@@ -110,7 +115,7 @@ class Turns:
 
     def end_backward(self) -> None:
         """Gradients are there, and activations are gone."""
-        self.beat()
+        self._beat(self._turn_beats)
         self._is_passing = False
         self._end_pass(Turn.BACKWARD_END)
 
@@ -118,18 +123,26 @@ class Turns:
         """Look at a rare place, unless too much time is owed."""
         if turn in NEVER_IN_PASS:  # then a forward that nobody followed by a backward is over too
             self._is_passing = False
-        if self._looks.left_ns(now_ns()) > -self.BURST_NS:
+        if self._can_look():
             self._look(turn, self._looks)
 
     def beat(self) -> None:
         """Ask, if the budget allows it, whether the used memory has changed, and look if it has."""
+        self._beat(self._beats)
+
+    def _beat(self, budget: Budget) -> None:
         began_ns = now_ns()
-        if self._beats.left_ns(began_ns) <= 0:
+        if budget.left_ns(began_ns) <= 0:
             return
         has_moved = self._ledger.has_moved()
-        self._beats.spend(now_ns() - began_ns)
-        if has_moved:
-            self.reached(Turn.BEAT)
+        if has_moved and not self._can_look():
+            self._ledger.say_used()
+        budget.spend(now_ns() - began_ns)
+        if has_moved and self._can_look():
+            self._look(Turn.BEAT, self._looks)
+
+    def _can_look(self) -> bool:
+        return self._looks.left_ns(now_ns()) > -self.BURST_NS
 
     def _begin_pass(self) -> None:
         self._is_passing = True
@@ -139,7 +152,7 @@ class Turns:
         if is_seen:
             self._look(turn, self._passes)
         else:
-            self.beat()
+            self._beat(self._turn_beats)
 
     def _end_pass(self, turn: Turn) -> None:
         """Look if anybody has looked inside the pass, so that no row outlives it; else ask for its peak."""

@@ -10,6 +10,7 @@ from rltrace.hooks.arguments import argument, keep
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.patching import PatchSet, nothing_after, nothing_before
 from rltrace.hooks.request_spans import Requests
+from rltrace.host.clock import now_ns
 from rltrace.instrument.torch.devices import gpu_uuid
 from rltrace.record import lifecycle
 
@@ -151,6 +152,8 @@ def install_engine(patches: PatchSet) -> None:
     patches.span(f"{engine}.step", "engine.step", late_args=step_stats)
     requests = EngineRequests()
     patches.around(f"{engine}.add_request", nothing_before, requests.begin)
+    patches.around(f"{engine}._admit", nothing_before, requests.scheduled)
+    patches.around(f"{engine}._sample", keep("batch", 1), requests.sampled)
     patches.around(f"{engine}.finish_request", keep("request", 1), requests.end, ("rollout.request",))
     pool = f"{RUN}.engine.memory:MappedPool"
     patches.span(f"{pool}.map", "cumem.map", map_args, lambda moved, *_: {"bytes": moved})
@@ -196,6 +199,17 @@ class EngineRequests:
         """Begin a request that was queued."""
         if error is None:
             self._requests.begin(request.request_id)
+
+    def scheduled(self, _token: Any, admitted: Any, _error: BaseException | None) -> None:
+        """Note which requests have waited until now."""
+        for request in admitted or ():
+            self._requests.scheduled(request.request_id, now_ns())
+
+    def sampled(self, batch: Any, _result: Any, error: BaseException | None) -> None:
+        """Note which requests have their first token."""
+        if error is None and self._requests.without_token:
+            for request in batch:
+                self._requests.has_token(request.request_id)
 
     def end(self, request: Any, _result: Any, _error: BaseException | None) -> None:
         """End a request that is done."""

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from rltrace.events import REQUEST
 from rltrace.hooks import boundaries
 from rltrace.hooks.arguments import argument, attributes
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
@@ -23,6 +24,7 @@ from rltrace.instrument.memory.cuda_ledger import GRAPHS
 from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.sglang.control import MODEL_RUNNER, ControlRequests
+from rltrace.instrument.sglang.requests import READ, SchedulerRequests
 from rltrace.instrument.torch.devices import on_cpu, on_gpu
 from rltrace.record import lifecycle, spans
 from rltrace.record.error_message import error_args
@@ -46,11 +48,14 @@ RUNS = (
     *attributes("sglang.srt.model_executor.forward_batch_info:ForwardMode", "is_extend"),
 )
 RESULTS = (
-    *attributes(f"{SCHEDULER}:Scheduler", "waiting_queue"),
+    *attributes(
+        f"{SCHEDULER}:Scheduler", "waiting_queue", "token_to_kv_pool_allocator", "tree_cache", "max_total_num_tokens"
+    ),
+    *READ,
     *attributes(BATCH, "reqs"),
     *attributes("sglang.srt.managers.schedule_batch:Req", "finished"),
 )
-REQUESTS = (
+CONTROL = (
     *attributes(
         "sglang.srt.managers.io_struct:",
         "ReleaseMemoryOccupationReqInput",
@@ -71,40 +76,46 @@ class Sglang:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        batches, requests = Batches(), ControlRequests()
+        asked = SchedulerRequests()
+        batches, requests = Batches(asked), ControlRequests()
         patches.around(
-            f"{SCHEDULER}:run_scheduler_process", functools.partial(become_scheduler, requests), nothing_after
+            f"{SCHEDULER}:run_scheduler_process", functools.partial(become_scheduler, requests, asked), nothing_after
         )
+        asked.name_hooks(patches)
+        patches.around(f"{BATCH}.retract_decode", nothing_before, batches.retracted)
         patches.around(f"{SCHEDULER}:Scheduler.__init__", nothing_before, is_ready)
         patches.around(f"{DETOKENIZER}:run_detokenizer_process", identify_detokenizer, nothing_after)
         scheduler = f"{SCHEDULER}:Scheduler"
         patches.around(f"{scheduler}.run_batch", batches.begin, batches.keep_result, reads=RUNS)
         found = f"{scheduler}.process_batch_result"
-        patches.around(found, batches.find_result, batches.end, ("engine.step",), reads=RESULTS)
+        patches.around(found, batches.find_result, batches.end, ("engine.step", REQUEST), reads=RESULTS)
         patches.around(
             DISPATCH,
             requests.begin,
             requests.end,
             ("rollout.sleep", "rollout.wake_weights", "rollout.wake_kv_cache", "weight_sync.load"),
             at_boundaries=False,  # every request of the scheduler passes, and every answer in the server
-            reads=REQUESTS,
+            reads=CONTROL,
         )
         patches.when_imported(MODEL_RUNNER, lambda _: name_moved(patches, requests))
 
 
-def become_scheduler(requests: ControlRequests, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Note that this process is a scheduler: others have dispatchers too."""
+def become_scheduler(
+    requests: ControlRequests, asked: SchedulerRequests, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Note that this process is a scheduler: others have dispatchers too. The last parameters differ by release."""
     requests.is_scheduler = True
-    identify_scheduler(args, kwargs)
-
-
-def identify_scheduler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Say which of an engine's schedulers this process is, and on which of the GPUs that its server sees.
-
-    Its rank in the engine is not one of the run's ranks. The last parameters differ between releases.
-    """
     begins = inspect.signature(importlib.import_module(SCHEDULER).run_scheduler_process)
     known = begins.bind_partial(*args, **kwargs).arguments
+    identify_scheduler(known)
+    asked.become(known["server_args"], known["tp_rank"], known.get("pp_rank", 0))
+
+
+def identify_scheduler(known: dict[str, Any]) -> None:
+    """Say which of an engine's schedulers this process is, and on which of the GPUs that its server sees.
+
+    Its rank in the engine is not one of the run's ranks.
+    """
     server_args, gpu_id = known["server_args"], known["gpu_id"]
     is_on_cpu = getattr(server_args, "device", None) == "cpu"
     device = on_cpu(f"cpu-{gpu_id}") if is_on_cpu else on_gpu(gpu_id)
@@ -181,14 +192,27 @@ class StartupPhase:
 class Batches:
     """Batches in flight: with the overlap scheduler the next one runs before the last one's result is processed."""
 
-    def __init__(self) -> None:
+    def __init__(self, asked: SchedulerRequests) -> None:
+        self._asked = asked
+        """They are told which of them a batch computes and has processed."""
         self._begun: dict[int, tuple[Callable[[], Any], int, int, dict[str, Any]]] = {}
         """By the result's id: what gives the result while it is there, start, lane and arguments."""
         self._lanes = Lanes()
+        self._retracted = 0
+        """Requests that have lost their KV cache since the last batch."""
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Return when the batch began, and what it computes."""
-        return now_ns(), batch_args(args[0], argument("batch", 1, args, kwargs))
+        start_ns, batch = now_ns(), argument("batch", 1, args, kwargs)
+        if is_extend(batch):
+            self._asked.scheduled(batch, start_ns)
+        preempted, self._retracted = self._retracted, 0
+        return start_ns, {**batch_args(args[0], batch), "preempted": preempted}
+
+    def retracted(self, _token: Any, result: Any, error: BaseException | None) -> None:
+        """Count the requests that were taken out of a batch for want of room."""
+        if error is None:
+            self._retracted += len(result[0])
 
     def keep_result(self, token: tuple[int, dict[str, Any]], result: Any, error: BaseException | None) -> None:
         """Keep the batch until its result is processed."""
@@ -211,9 +235,10 @@ class Batches:
     def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
         """Write the batch's span; with the last one the engine is idle."""
         scheduler, batch, begun = token
+        self._asked.processed(batch)
         if begun is None:
             return
-        self._write(begun, error)
+        self._write(begun, kv_usage(scheduler), error)
         is_last = (
             batch.reqs and not scheduler.waiting_queue and all(kept() is None for kept, *_ in self._begun.values())
         )
@@ -226,10 +251,10 @@ class Batches:
         if begun is not None:
             self._lanes.give_back(begun[2])
 
-    def _write(self, begun: Any, error: BaseException | None) -> None:
+    def _write(self, begun: Any, usage: dict[str, float], error: BaseException | None) -> None:
         _, start_ns, lane, args = begun
         self._lanes.give_back(lane)
-        late = {} if error is None else error_args(error)
+        late = usage if error is None else {**usage, **error_args(error)}
         spans.automatic_span_at("engine.step", start_ns, now_ns(), lane=lane, **args, **late)
 
 
@@ -250,12 +275,29 @@ def running(scheduler: Any) -> Any:
     return getattr(getattr(scheduler, "running_batch", None), "reqs", None) or ()
 
 
+def kv_usage(scheduler: Any) -> dict[str, float]:
+    """Return the share of the KV cache that requests have: cached prefixes of nobody's can be taken at any time.
+
+    A model of several kinds of attention has a cache for each; of these nothing is said.
+    """
+    try:
+        whole = scheduler.max_total_num_tokens
+        free = scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
+        return {"kv_usage": 1 - free / whole}
+    except own_failure(AttributeError, TypeError, NotImplementedError, ZeroDivisionError):
+        return {}
+
+
+def is_extend(batch: Any) -> bool:
+    """Return whether a batch computes prompts."""
+    return batch.forward_mode is not None and bool(batch.forward_mode.is_extend())
+
+
 def batch_args(scheduler: Any, batch: Any) -> dict[str, Any]:
     """Return how many requests run and wait, and the tokens: an extend batch's prompts, or else one per request."""
     running = batch.batch_size()
-    is_extend = batch.forward_mode is not None and batch.forward_mode.is_extend()
     return {
         "running": running,
         "waiting": len(scheduler.waiting_queue),
-        "tokens": (batch.extend_num_tokens or 0) if is_extend else running,
+        "tokens": (batch.extend_num_tokens or 0) if is_extend(batch) else running,
     }

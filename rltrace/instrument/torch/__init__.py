@@ -2,7 +2,8 @@
 
 In: calls of `fully_shard`, FSDP1, optimizers, autograd and process groups. Out: spans of the host (`fsdp.*`,
 `optimizer.step`, `autograd.backward`), and beside them spans of the GPU (`gpu.*`), which `cuda_time.py` makes of CUDA
-events by `device_time.py`. `modules.py` has the hooks on torch's modules, and `dynamo.py` keeps them out of compiled
+events by `device_time.py`. `launcher.py` knows what torchrun and SLURM say, and `host_clocks.py` reads the clocks of
+their hosts. `modules.py` has the hooks on torch's modules, and `dynamo.py` keeps them out of compiled
 graphs. Who owns the bytes is said in `memory/`.
 
 To add a part of torch, write one file with a class of `name`, `supports` and `install`, and one line in `plugins.py`.

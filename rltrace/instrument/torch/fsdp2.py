@@ -173,11 +173,13 @@ def open_reduce(
     fsdp_params: list[Any], unsharded_grads: list[Any], reduce_scatter_group: Any, *_: Any, **__: Any
 ) -> Any:
     """Open the span of a reduce-scatter from the arguments of its call."""
-    LAUNCHED.module = module_of(fsdp_params)
     replicas = replicas_of(fsdp_params)
+    ranks = 1 if reduce_scatter_group is None else reduce_scatter_group.size()
+    if ranks == replicas == 1:
+        return None
+    LAUNCHED.module = module_of(fsdp_params)
     if replicas > 1:
         LAUNCHED.replicas = fsdp_params[0].mesh_info.replicate_process_group
-    ranks = 1 if reduce_scatter_group is None else reduce_scatter_group.size()
     if ranks == 1:
         return None
     if replicas > 1:

@@ -9,6 +9,7 @@ from typing import Any
 from rltrace.hooks.arguments import keep_self
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.hooks.serving import Serving
+from rltrace.hooks.trajectories import name_trajectories, of_trajectory
 from rltrace.instrument.torch.devices import device_of
 from rltrace.record import lifecycle, spans
 
@@ -84,7 +85,7 @@ def begin_receive(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 def trajectory(patches: PatchSet, target: str) -> None:
     """Hook one trajectory: its agent loop, and the scoring behind it."""
-    patches.span(target, "agent_loop.trajectory", trajectory_args)
+    name_trajectories(patches, target, trajectory_args)
 
 
 def trajectory_args(_worker: Any, _sampling_params: Any = None, trajectory: Any = None, **_: Any) -> dict[str, Any]:
@@ -129,9 +130,14 @@ def tool_call(patches: PatchSet, target: str) -> None:
 
 def tool_args(_loop: Any, call: Any, *_: Any, **__: Any) -> dict[str, Any]:
     """Return the name of the tool; its arguments are the model's text and are not recorded."""
-    return {"tool": str(getattr(call, "name", ""))}
+    return {"tool": str(getattr(call, "name", "")), **of_trajectory()}
 
 
 def request(patches: PatchSet, target: str) -> None:
     """Hook one request as an agent loop sees it, with its way to the server and back."""
-    patches.span(target, "agent_loop.request", request_args, token_args)
+    patches.span(target, "agent_loop.request", turn_args, token_args)
+
+
+def turn_args(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Describe a request, with the trajectory that it is a turn of."""
+    return {**request_args(*args, **kwargs), **of_trajectory()}

@@ -45,10 +45,11 @@ POOLS = (
 SCHEDULED = (
     *attributes(SCHEDULER, "running"),
     *attributes(f"{OUTPUT}:SchedulerOutput", "total_num_scheduled_tokens", "scheduled_new_reqs"),
-    *attributes(f"{OUTPUT}:NewRequestData", "req_id"),
+    *attributes(f"{OUTPUT}:NewRequestData", "req_id", "num_computed_tokens"),
 )
 UPDATED = (
-    *attributes(SCHEDULER, "running", "waiting", "kv_cache_manager"),
+    *attributes(SCHEDULER, "running", "waiting", "requests", "kv_cache_manager"),
+    *attributes(REQUEST, "num_output_tokens"),
     *attributes("vllm.v1.core.kv_cache_manager:KVCacheManager", "usage"),
 )
 
@@ -71,6 +72,15 @@ class Vllm:
         weight_transfer.name_hooks(patches)
 
 
+BEATS = (
+    f"{WORKER}.execute_model",
+    f"{RUNNER}._dummy_run",  # which profiling and capture run
+    f"{RUNNER}._dummy_sampler_run",  # the last part of a warm-up, whose kernels are compiled for seconds
+    "vllm.model_executor.model_loader.base_loader:initialize_model",  # allocates the parameters
+)
+"""Calls after which memory may have changed, though no phase ends."""
+
+
 def install_startup(patches: PatchSet, pools: Pools) -> None:
     """Name the hooks on the phases before the first request; the memory that they reserve is sampled after them."""
 
@@ -90,7 +100,7 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
     patches.around(f"{RUNNER}.load_model", keep_self, meet_weights, reads=attributes(RUNNER, "model"))
     kv_caches = attributes(RUNNER, "kv_caches")
     patches.around(f"{RUNNER}.initialize_kv_cache", keep_self, meet_kv_cache, reads=kv_caches)
-    for target in (f"{WORKER}.execute_model", f"{RUNNER}._dummy_run"):  # which profiling and capture run
+    for target in BEATS:
         patches.around(target, nothing_before, beating(TURNS))
     # Its parameters have been allocated, and are filled now.
     patches.around("vllm.model_executor.models.utils:AutoWeightsLoader.load_weights", beating(TURNS), nothing_after)
@@ -193,7 +203,7 @@ def install_sleep(patches: PatchSet, pools: Pools) -> None:
 def install_steps(patches: PatchSet) -> None:
     """Name the hooks on engine steps, from a scheduler output to the update by the same output, and on requests."""
     requests = SchedulerRequests()
-    steps = Steps(requests.scheduled)
+    steps = Steps(requests.in_flight)
     patches.around(f"{SCHEDULER}.schedule", steps.begin, steps.keep_output, reads=SCHEDULED)
     patches.around(f"{SCHEDULER}.update_from_output", steps.find_output, steps.end, ("engine.step",), reads=UPDATED)
     patches.when_imported("vllm.v1.worker.gpu_model_runner", lambda _: name_speculation_hooks(patches))
@@ -325,9 +335,9 @@ def addresses() -> Collection[int]:
 class Steps:
     """Engine steps in flight: with asynchronous scheduling the next is scheduled before the last one has ended."""
 
-    def __init__(self, scheduled: Callable[[str, int], None]) -> None:
-        self._scheduled = scheduled
-        """Called with each request that is new in a step, and when the step began."""
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        """They are told which of them are new in a step, and which have their first token."""
         self._begun: dict[int, tuple[Any, int, int, int]] = {}
         """By the output's id: the output (kept, so that no other gets its id), start, lane and preemptions."""
         self._lanes = Lanes()
@@ -351,7 +361,7 @@ class Steps:
             preempted = preemptions(output, running, scheduler.running)
         self._begun[id(output)] = (output, start_ns, self._lanes.take(), preempted)
         for new in output.scheduled_new_reqs:
-            self._scheduled(new.req_id, start_ns)
+            self._requests.scheduled(new.req_id, start_ns, new.num_computed_tokens)
 
     def find_output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, int]]:
         """Return the scheduler, which step its call is about to end, and what became of tokens guessed ahead."""
@@ -364,6 +374,10 @@ class Steps:
         scheduler, begun, guesses = token
         if begun is None:
             return
+        for request_id in list(self._requests.without_token):
+            request = scheduler.requests.get(request_id)
+            if request is not None and request.num_output_tokens:
+                self._requests.has_token(request_id)
         output, start_ns, lane, preempted = begun
         self._lanes.give_back(lane)
         late = {} if error is None else error_args(error)
@@ -415,21 +429,19 @@ class SchedulerRequests:
     """Requests from the scheduler's queue to their last token."""
 
     def __init__(self) -> None:
-        self._requests = Requests()
+        self.in_flight = Requests()
 
     def begin(self, request: Any, _result: Any, error: BaseException | None) -> None:
         """Begin a request that was queued."""
         if error is None:
-            self._requests.begin(request.request_id)
-
-    def scheduled(self, request_id: str, at_ns: int) -> None:
-        """Note that the step that began then computes a request for the first time."""
-        self._requests.scheduled(request_id, at_ns)
+            self.in_flight.begin(request.request_id)
 
     def end(self, request: Any, _result: Any, _error: BaseException | None) -> None:
-        """End a request that is done or was aborted."""
-        self._requests.end(
+        """End a request that is done or was aborted; its last token may be its first."""
+        if request.num_output_tokens:
+            self.in_flight.has_token(request.request_id)
+        self.in_flight.end(
             request.request_id, prompt_tokens=request.num_prompt_tokens, tokens=request.num_output_tokens
         )
-        if not self._requests.in_flight:  # the engine has nothing left to do: what it holds now stays until it sleeps
+        if not self.in_flight.in_flight:  # the engine has nothing left to do: what it holds now stays until it sleeps
             boundaries.reached(boundaries.Boundary())

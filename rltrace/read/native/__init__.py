@@ -1,4 +1,5 @@
-"""The native decoder of segments, where it was built: `decoder.c`, called through ctypes.
+"""The native decoder of segments, where it was built: `decoder.c`, called through ctypes. Beside it are the encoder of
+Perfetto's packets (`packets.py`), and `intervals.c`, arithmetic for `rltrace/analysis/intervals.py`.
 
 In: the segments of one process, one after another. Out: columns as numpy arrays, texts, threads and what was lost.
 
@@ -123,6 +124,11 @@ def _declare(found: ctypes.CDLL) -> None:
     found.rltrace_texts.argtypes = [pointer, ctypes.c_int, pointers, pointers]
     found.rltrace_threads.argtypes = [pointer, pointers]
     found.rltrace_losses.argtypes = [pointer, pointer]
+    found.rltrace_union.restype = found.rltrace_cut.restype = ctypes.c_int64
+    found.rltrace_union.argtypes = [pointer, ctypes.c_int64, pointer]
+    found.rltrace_cut.argtypes = [
+        pointer, ctypes.c_int64, pointer, ctypes.c_int64, pointer, pointer, pointer, ctypes.c_int64,
+    ]  # fmt: skip
 
 
 class _Memory:

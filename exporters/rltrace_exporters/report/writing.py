@@ -1,0 +1,102 @@
+"""Writes a page as one HTML file that needs nothing else, and lets nothing else be loaded."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from rltrace.host.control_characters import visible
+from rltrace.read.recording import Recording
+from rltrace_exporters.report.chart import Chart, Plot
+from rltrace_exporters.report.definitions import definition
+from rltrace_exporters.report.page import Page, page
+from rltrace_exporters.report.values import read
+
+FOLDER = Path(__file__).parent
+DIGITS = 3
+
+
+class Report:
+    """The report of a Recording; it is written like an exporter's file."""
+
+    suffix = ".html"
+
+    def __init__(self, *, is_shared: bool = False) -> None:
+        self._is_shared = is_shared
+
+    def write(self, recording: Recording, out: BinaryIO) -> None:
+        """Write the page of one Recording."""
+        out.write(written(page([read(recording)], is_shared=self._is_shared)))
+
+
+class Comparison:
+    """The report of a Recording beside another one."""
+
+    suffix = ".html"
+
+    def __init__(self, before: Recording, *, is_shared: bool = False) -> None:
+        self._before = before
+        self._is_shared = is_shared
+
+    def write(self, recording: Recording, out: BinaryIO) -> None:
+        """Write the page of both."""
+        out.write(written(page([read(self._before), read(recording)], is_shared=self._is_shared)))
+
+
+def written(made: Page) -> bytes:
+    """Return the file of a page."""
+    style, script = ((FOLDER / f"page.{kind}").read_text() for kind in ("css", "js"))
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.finalize = lambda value: visible(value) if type(value) is str else value
+    environment.filters |= {"kind": lambda block: type(block).__name__, "definition": definition}
+    environment.globals["series"] = series
+    text = environment.get_template("page.html").render(
+        page=made, style=_Source(style), script=_Source(script), policy=_policy(style, script)
+    )
+    return text.lstrip().encode(errors="replace")  # macros come first in it
+
+
+class _Source(str):
+    """Our own style or script, which goes into the file as it is."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        return str(self)
+
+
+def _policy(style: str, script: str) -> str:
+    """Return the content security policy: nothing may be loaded, and only our own style and script run."""
+    return (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(source: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+
+
+def series(chart: Chart, plot: Plot) -> dict[str, Any]:
+    """Return what the script shows of a plot at the pointer: at each moment the value of each layer."""
+    return {
+        "to": chart.x_to,
+        "unit": plot.y_unit,
+        "xs": _rounded(plot.xs),
+        "layers": [[layer.name, layer.color, _rounded(layer.values)] for layer in reversed(plot.layers)],
+    }
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    rounded = (round(float(value), DIGITS) for value in values)
+    return [int(value) if value == int(value) else value for value in rounded]

@@ -1,0 +1,66 @@
+"""The figures of a Recording and what bounds its steps: computed once, and kept until the Recording changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import msgspec
+
+from rltrace import plugins
+from rltrace.analysis.findings import Why, why
+from rltrace.analysis.selected import selected
+from rltrace.analysis.summary import Summary, analyse
+from rltrace.host.garbage_collector import without_collection
+from rltrace.read.cache import Cache
+from rltrace.read.recording import Recording
+from rltrace.read.selection import ALL, Selection
+
+NAME = "figures"
+"""Of the file in the cache."""
+
+
+class Figures:
+    """What a Recording, or a part of it, says."""
+
+    def __init__(self, summary: Summary, judge: Callable[[], Why], damaged: list[str]) -> None:
+        self.summary = summary
+        self._judge = judge
+        self.damaged = damaged
+        """Files of the cache that could not be used, because they are damaged."""
+
+    @cached_property
+    def why(self) -> Why:
+        """What bounds its steps; computed when it is asked for, if it was not kept."""
+        return self._judge()
+
+
+class _Kept(msgspec.Struct, array_like=True):
+    summary: Summary
+    why: Why
+
+
+def figures(recording: Recording, selection: Selection = ALL) -> Figures:
+    """Return the figures of a Recording, or of a part: those that were kept, if it has not changed since."""
+    with without_collection():
+        is_kept = selection == ALL and plugins.findings() == plugins.FINDINGS  # nobody knows when others' code changes
+        return _kept(recording) if is_kept else _made(selected(recording, selection))
+
+
+def _made(recording: Recording, damaged: list[str] | None = None) -> Figures:
+    analysed = analyse(recording)
+    return Figures(analysed.summary, lambda: why(analysed), damaged or [])
+
+
+def _kept(recording: Recording) -> Figures:
+    cache = Cache(recording, NAME)
+    if not cache.is_worth_it:
+        return _made(recording)
+    content = cache.load()
+    if content is not None:
+        found = msgspec.msgpack.decode(content, type=_Kept)
+        return Figures(found.summary, lambda: found.why, cache.damaged)
+    cache.begin()
+    made = _made(recording, cache.damaged)
+    cache.save(msgspec.msgpack.encode(_Kept(made.summary, made.why)))
+    return made

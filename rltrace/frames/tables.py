@@ -1,0 +1,170 @@
+"""What `rltrace.open` returns: the tables of a Recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow.compute as pc
+
+from rltrace.analysis.lanes import Lane
+from rltrace.analysis.summary import losses
+from rltrace.errors import QueryError
+from rltrace.frames.arrow import Streamed
+from rltrace.frames.figures import Figures
+from rltrace.frames.recorded import Recorded
+from rltrace.frames.schema import (
+    BOUNDARIES,
+    COUNTERS,
+    FLOWS,
+    HOOKS,
+    MEMORY,
+    PHASES,
+    PROCESSES,
+    REQUESTS,
+    SPANS,
+    STEPS,
+    TABLES,
+    WEIGHT_SYNC,
+    WEIGHT_SYNC_STAGES,
+    Table,
+)
+from rltrace.read.recording import Recording
+
+_RECORDED = (SPANS, COUNTERS, FLOWS)
+
+
+class Tables:
+    """The tables of a Recording: each is a `pyarrow.Table`, of which `.to_pandas()` makes a frame of pandas, and
+    `polars.from_arrow` one of polars.
+
+    Nothing is read before a table is asked for. What was recorded is read again each time; figures are kept.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._recorded = Recorded(recording, lambda: self._figures.phase_moments)
+        self._figures = Figures(recording, self._recorded.lock)
+
+    def spans(
+        self,
+        name: str | None = None,
+        rank: int | None = None,
+        step: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Any:
+        """Return spans, those of one name, rank or step if it is given; `columns` are all by default."""
+        return self._chosen(SPANS, name, rank, step, columns)
+
+    def counters(
+        self,
+        name: str | None = None,
+        rank: int | None = None,
+        step: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Any:
+        """Return samples of counters, chosen in the same way."""
+        return self._chosen(COUNTERS, name, rank, step, columns)
+
+    def flows(self) -> Any:
+        """Return both ends of every arrow."""
+        return self.table(FLOWS.name)
+
+    def steps(self) -> Any:
+        """Return the steps."""
+        return self.table(STEPS.name)
+
+    def phases(self) -> Any:
+        """Return the phases of each step and rank."""
+        return self.table(PHASES.name)
+
+    def memory(self) -> Any:
+        """Return the ledger of every device."""
+        return self.table(MEMORY.name)
+
+    def boundaries(self) -> Any:
+        """Return the ledger at phase boundaries."""
+        return self.table(BOUNDARIES.name)
+
+    def requests(self) -> Any:
+        """Return the requests, each with its stages."""
+        return self.table(REQUESTS.name)
+
+    def weight_sync(self) -> Any:
+        """Return the weight sync of each step and rank."""
+        return self.table(WEIGHT_SYNC.name)
+
+    def weight_sync_stages(self) -> Any:
+        """Return its stages."""
+        return self.table(WEIGHT_SYNC_STAGES.name)
+
+    def processes(self) -> Any:
+        """Return the processes."""
+        return self.table(PROCESSES.name)
+
+    def hooks(self) -> Any:
+        """Return the hooks."""
+        return self.table(HOOKS.name)
+
+    def table(self, name: str) -> Any:
+        """Return a whole table.
+
+        Raises:
+            QueryError: there is no table of this name.
+        """
+        if name not in TABLES:
+            raise QueryError(f"no table {name}; the tables are {', '.join(sorted(TABLES))}")
+        return self.dataset(TABLES[name]).scanner().to_table()
+
+    def sql(self, query: str) -> Any:
+        """Return what a query selects, by DuckDB.
+
+        Raises:
+            QueryError: it is no query, or names what there is not.
+            MissingExtraError: DuckDB is not installed.
+        """
+        from rltrace.frames.database import Database
+
+        with Database(self) as database:
+            return database.ask(query).table()
+
+    def dataset(self, table: Table) -> Streamed:
+        """Return a table that is read in batches, and only as much of it as is asked for."""
+        return Streamed(table, partial(self._batches, table))
+
+    def missing(self) -> Iterator[str]:
+        """Yield what a reader should know of a Recording that is live or lacks something, one line each.
+
+        Call it after a table was read: what is damaged is known only then.
+        """
+        if any(process.is_alive for process in self.recording.processes):
+            yield "the run goes on; this is what it has written until now"
+        lost: dict[str, int] = {}
+        found = losses(self.recording)
+        for one in found:
+            for field in one.__struct_fields__:
+                if field != "process_key" and getattr(one, field):
+                    lost[field] = lost.get(field, 0) + getattr(one, field)
+        if lost:
+            what = ", ".join(f"{many:,} {field.replace('_', ' ')}" for field, many in lost.items())
+            yield f"some of the Recording is missing ({what}); `rltrace summary` says more"
+
+    def _batches(self, table: Table, wanted: list[str], filter: Any) -> Iterator[Any]:
+        of = self._recorded if table in _RECORDED else self._figures
+        return of.batches(table, wanted, filter)
+
+    def _chosen(
+        self, table: Table, name: str | None, rank: int | None, step: int | None, columns: Sequence[str] | None
+    ) -> Any:
+        for column in columns or ():
+            if column not in table.names():
+                raise QueryError(f"no column {column} in {table.name}; it has {', '.join(table.names())}")
+
+        def is_one(lane: Lane) -> bool:
+            return rank is None or lane.rank == rank
+
+        held = [pc.field(key) == value for key, value in (("name", name), ("step", step)) if value is not None]
+        filter = None if not held else held[0] if len(held) == 1 else held[0] & held[1]
+        dataset = Streamed(table, lambda wanted, filter: self._recorded.batches(table, wanted, filter, is_one))
+        return dataset.scanner(columns, filter).to_table()

@@ -1,0 +1,68 @@
+/* Texts by number: each is kept once. */
+
+#ifndef TEXTS_H
+#define TEXTS_H
+
+#include "arrays.h"
+
+typedef struct {
+    Bytes letters;  /* of all texts, one behind the other */
+    Bytes ends;     /* int64_t: where each text ends in `letters` */
+    int32_t *table; /* numbers of texts by their hashes, or NONE */
+    size_t slots, many;
+} Texts;
+
+static inline uint64_t hash_of(const uint8_t *text, uint32_t length) {
+    uint64_t hash = 0x9e3779b97f4a7c15ull ^ length, word;
+    uint32_t at = 0;
+    for (; at + 8 <= length; at += 8) {
+        memcpy(&word, text + at, 8);
+        hash = (hash ^ word) * 0xff51afd7ed558ccdull;
+        hash ^= hash >> 32;
+    }
+    word = 0;
+    if (at < length) memcpy(&word, text + at, length - at);
+    hash = (hash ^ word) * 0xff51afd7ed558ccdull;
+    return hash ^ hash >> 29;
+}
+
+static inline const uint8_t *text_at(const Texts *texts, int32_t number, uint32_t *length) {
+    const int64_t *ends = (const int64_t *)texts->ends.data;
+    int64_t begin = number ? ends[number - 1] : 0;
+    *length = (uint32_t)(ends[number] - begin);
+    return texts->letters.data + begin;
+}
+
+static int rehash(Texts *texts, size_t slots) {
+    int32_t *table = malloc(slots * sizeof *table);
+    if (!table) return NO_MEMORY;
+    for (size_t n = 0; n < slots; n++) table[n] = NONE;
+    for (size_t n = 0; n < texts->many; n++) {
+        uint32_t length;
+        const uint8_t *text = text_at(texts, (int32_t)n, &length);
+        size_t slot = hash_of(text, length) & (slots - 1);
+        while (table[slot] != NONE) slot = (slot + 1) & (slots - 1);
+        table[slot] = (int32_t)n;
+    }
+    free(texts->table);
+    texts->table = table;
+    texts->slots = slots;
+    return SOUND;
+}
+
+/* Return the number of a text, a new one if it is new; NONE if memory is short. */
+static int32_t intern(Texts *texts, const uint8_t *text, uint32_t length) {
+    if (texts->many * 2 >= texts->slots && rehash(texts, texts->slots ? texts->slots * 2 : 1024)) return NONE;
+    size_t slot = hash_of(text, length) & (texts->slots - 1);
+    for (; texts->table[slot] != NONE; slot = (slot + 1) & (texts->slots - 1)) {
+        uint32_t known_length;
+        const uint8_t *known = text_at(texts, texts->table[slot], &known_length);
+        if (known_length == length && !memcmp(known, text, length)) return texts->table[slot];
+    }
+    if (texts->many >= INT32_MAX || room(&texts->ends, 8) || append(&texts->letters, text, length)) return NONE;
+    PUT(texts->ends, int64_t, texts->letters.size);
+    texts->table[slot] = (int32_t)texts->many;
+    return (int32_t)texts->many++;
+}
+
+#endif

@@ -1,0 +1,110 @@
+"""What a launcher says, and that a program ends as it would without the thread that reads clocks."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+from traced_runs import traced_environment
+
+from rltrace.instrument.torch.launcher import Launched, launched
+from rltrace.read.recording import Recording
+from rltrace.record import manifest
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "GROUP_WORLD_SIZE": "4"}
+SRUN = {"SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURM_LOCALID": "2", "SLURM_NNODES": "2"}
+STEP = {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NUM_NODES": "3"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, None),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, None),
+        (TORCHRUN, Launched("torchrun", 3, 8, 1, 4)),
+        (SRUN, Launched("slurm", 5, 16, 2, 2)),
+        (SRUN | STEP, Launched("slurm", 5, 6, 2, 3)),
+        (SRUN | TORCHRUN, Launched("torchrun", 3, 8, 1, 4)),
+        (SRUN | {"SLURM_PROCID": "-1"}, None),
+        (TORCHRUN | {"RANK": ""}, None),
+    ],
+)
+def test_a_launcher_says_the_rank(environment, said):
+    """torchrun's word comes before srun's, a step's before a job's; what is no number is not believed."""
+    assert launched(environment) == said
+
+
+RANK = """
+import multiprocessing, os, sys
+import torch
+import torch.distributed as dist
+import rltrace
+
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=2)
+child = multiprocessing.get_context("fork").Process(target=print, args=("child",))
+child.start()
+child.join()
+assert child.exitcode == 0
+dist.barrier()
+if rank:
+    dist.recv(torch.zeros(1), 0)  # until rank 0 is about to end
+    sys.exit(3)
+dist.send(torch.zeros(1), 1)
+"""
+
+
+def run_ranks(folder, how, **environment):
+    """Two tasks of two hosts, as they believe, without a launcher."""
+    manifest.create(folder / "recording", owner=None, command=[], config=None)
+    (folder / "rank.py").write_text(RANK)
+    running = [
+        subprocess.Popen(
+            [sys.executable, "rank.py", how],
+            env=traced_environment(
+                folder / "recording",
+                SLURM_PROCID=str(n),
+                SLURM_NTASKS="2",
+                SLURM_LOCALID="0",
+                SLURM_NNODES="2",
+                RANK=str(n),
+                WORLD_SIZE="2",
+                MASTER_ADDR="127.0.0.1",
+                GLOO_SOCKET_IFNAME="lo",
+                **environment,
+            ),
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for n in (0, 1)
+    ]
+    said = [process.communicate(timeout=120) for process in running]
+    return [process.returncode for process in running], said, Recording.open(folder / "recording")
+
+
+def test_program_ends_as_it_would(tmp_path, free_port):
+    """A program that never leaves its group, and forks meanwhile, has its own exit code and nothing on stderr."""
+    codes, said, recording = run_ranks(tmp_path, "env://", MASTER_PORT=str(free_port))
+    assert codes == [0, 3], said
+    assert [out for out, _ in said] == ["child\n"] * 2
+    assert not any(word in err for _, err in said for word in ("TCPStore", "terminate", "Fatal", "Traceback")), said
+    ranks = [process for process in recording.processes if process.rank is not None]
+    assert sorted(process.rank for process in ranks) == [0, 1]
+    assert all(process.end_ns is not None and not process.unavailable for process in ranks)
+
+
+def test_job_without_a_tcp_store_says_so(tmp_path):
+    """A store that is a file reads no clock, and the Recording says why."""
+    codes, said, recording = run_ranks(tmp_path, f"file://{tmp_path}/store")
+    assert codes == [0, 3], said
+    reasons = [process.unavailable for process in recording.processes if process.rank is not None]
+    assert len(reasons) == 2 and all("FileStore" in reason["clocks of other hosts"] for reason in reasons)
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
