@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.intervals import Intervals
 from rltrace.analysis.lanes import Lane, order
-from rltrace.analysis.observations import REWARD_MEAN, TOKENS, TOKENS_PER_SECOND, Observations, Samples, Seen
-from rltrace.events import Span
+from rltrace.analysis.observations import Observations, Samples, Seen
+from rltrace.events import BRIEF, REWARD_MEAN, TOKENS, TOKENS_PER_SECOND, Span
 
 FIRST = 1
 """The window of the first step; the one before it is the start-up."""
@@ -40,8 +40,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     recorded: bool
     """False if recording was paused in it, so that only its length is known (`rltrace overhead` does that)."""
     brief: bool
-    """Whether spans of it are missing on purpose: they were removed to keep to the disk budget. Phases, memory at their
-    boundaries, weight sync, requests and errors are there. It counts in `steady` only if all steps are like that."""
+    """Whether spans of it are missing on purpose: they were not to be recorded (`--record-steps`), or were removed to
+    keep to the disk budget. Phases, memory at their boundaries and errors are there; after a removal also weight sync
+    and requests. It counts in `steady` only if all steps are like that."""
     steady: bool
     """Whether the step counts in `steady`."""
     inferred: bool
@@ -83,7 +84,9 @@ class StepWindows:
         """For each window, whether anything in it was recorded."""
         self.finished = [True, *map(_is_finished, self.spans)]
         """For each window, whether its step is over and was not aborted."""
-        self.brief = [number in seen.recording.brief_steps for number in self.numbers]
+        known = seen.recording.brief_steps
+        self.brief = [False, *(span.args.get(BRIEF) is True for span in self.spans)]
+        self.brief = [is_said or number in known for is_said, number in zip(self.brief, self.numbers, strict=True)]
         """For each window, whether only what figures of its step are made of is left of it, or was recorded at all."""
         over = [place for place in range(1, len(windows)) if self.recorded[place] and self.finished[place]]
         whole = [place for place in over if not self.brief[place]] or over

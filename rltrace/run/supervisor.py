@@ -34,7 +34,7 @@ from rltrace.host import clock
 from rltrace.host.parents import running_parent_of
 from rltrace.read import ending
 from rltrace.read.recording import Process
-from rltrace.record import allocation_steps, cluster, disk_account
+from rltrace.record import allocation_steps, chosen_steps, cluster, disk_account
 from rltrace.record.announcement import complain
 from rltrace.record.manifest import LINES, PROCESSES
 from rltrace.record.process import append_exit
@@ -325,7 +325,7 @@ class _Supervisor:
     def _collect_from_cluster(self) -> None:
         """Start the sidecar that collects, once the driver has said that it joined a cluster."""
         if self.collecting is None and (self.recording / cluster.FILE).exists():
-            chosen = os.environ.get(allocation_steps.VARIABLE, "")
+            chosen = os.environ.get(allocation_steps.VARIABLE, "") or os.environ.get(chosen_steps.STEPS_VARIABLE, "")
             self.collecting = Sidecar("rltrace.run.cluster_sidecar", str(self.recording), chosen)
             self.exit_codes.pop(self.collecting.pid, None)  # of an earlier process
 

@@ -161,5 +161,5 @@ def test_a_broken_account_is_no_reason_to_fail(folder: Path, capsys: pytest.Capt
 def test_kills_never_go_over(tmp_path: Path) -> None:
     """Processes that are killed at random moments and replaced stay within the budget, and leave no hole."""
     folder = tmp_path / "run"
-    run = budgeted_runs.record(folder, budget_bytes=8 * MIB, workers=3, kills=12)
+    run = budgeted_runs.record(folder, budget_bytes=8 * MIB, workers=3, kills=12, between=80_000)
     assert budgeted_runs.check(folder, run) > 10_000, "too little was dropped to prove anything"
