@@ -395,13 +395,24 @@ def _attentive_maker(kind: type[LiveSpan]) -> Callable[..., Any]:
     return make
 
 
+@functools.lru_cache(4096)
+def _is_always_sampled(name: str) -> bool:
+    return is_of_bytes(name) or name in STEP_FIGURES
+
+
 def _is_kept(name: str) -> bool:
-    return _always is None or is_of_bytes(name) or name in STEP_FIGURES
+    return _always is None or _is_always_sampled(name)
 
 
 def _encode_if_kept(record: Any) -> bytes:
     """Encode a sample; one that is not recorded is no bytes at all."""
     return encode(record) if _is_kept(record[0]) else b""
+
+
+def _write_first(data: bytes) -> None:
+    """Stand for the segment of a thread that has recorded nothing: a record must get one first."""
+    if data:
+        raise ValueError("this thread has no segment yet")
 
 
 def _write_failed(name: str, is_automatic: bool, start_ns: int, args: dict[str, Any]) -> None:
@@ -516,6 +527,8 @@ def counter(name: str, value: float, /) -> None:
     except own_failure():
         if _is_kept(name):
             _write_slowly((name, _now_ns(), value, True))
+        else:  # the thread has no segment, and needs none yet
+            _local.__dict__.setdefault("write", _write_first)
 
 
 def counter_at(name: str, ts_ns: int, value: float, /) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import budgeted_runs
+import long_run
 import pytest
 
 import rltrace
@@ -198,3 +199,8 @@ def test_exec_keeps_within_its_budget(tmp_path: Path) -> None:
     found = summarize(Recording.open(folder))
     assert {span.name: span.count for span in found.own_spans} == {"own": 150 * 1500}
     assert len(found.steps) == 150 and found.removed and found.losses == []
+
+
+def test_minutes_of_a_long_run(tmp_path: Path) -> None:
+    """Memory, files and descriptors of a traced process stay as they are while old steps become brief."""
+    long_run.check(long_run.simulate(tmp_path / "run", hours=0.6, speed=200, budget_bytes=16 << 20))
