@@ -25,7 +25,7 @@ from rltrace.host.mapped_file import require_size
 from rltrace.record import checksum, disk_budget
 from rltrace.record.manifest import LINES, PROCESSES, started_ticks, to_json
 from rltrace.record.process import is_of_this_host, pid_of
-from rltrace.record.segment import FIRST_BYTES, NEXT_BYTES
+from rltrace.record.segment import SIZES
 
 FILE = "disk.account"
 
@@ -392,7 +392,7 @@ def closed_in(folder: Path) -> list[Closed]:
                 if not file.name.endswith(".seg") or not file.name[:-4].isdecimal():
                     continue
                 status = file.stat(follow_symlinks=False)
-                if not (may_write and status.st_size in (FIRST_BYTES, NEXT_BYTES)):
+                if not (may_write and status.st_size in SIZES):
                     found.append(Closed(status.st_mtime_ns, Path(file.path), status.st_size))
     except own_failure(OSError):  # it is gone
         pass
