@@ -15,7 +15,7 @@ from rltrace.cli.selection import steps_and_ranks
 from rltrace.errors import MissingExtraError
 from rltrace.limits import Limits
 from rltrace.read.recording import Recording
-from rltrace.read.selection import Numbers, Selection
+from rltrace.read.selection import ALL, Numbers, Selection
 
 REPORT = "rltrace_exporters.report.writing:Report"
 COMPARISON = "rltrace_exporters.report.writing:Comparison"
@@ -50,8 +50,12 @@ def report(
     """
     from rltrace.analysis.selected import selected
 
-    recording = selected(open_run(run, limits), Selection(steps, ranks))
-    write_page(made_by(REPORT)(is_shared=is_shared), recording, output, force=force)
+    selection = Selection(steps, ranks)
+    recording = selected(open_run(run, limits), selection)
+    page = made_by(REPORT)(is_shared=is_shared, is_part=selection != ALL)
+    write_page(page, recording, output, force=force)
+    for why in page.damaged:
+        echo(f"rltrace: not used: {why}; the page comes from the segments", err=True)
 
 
 def made_by(reference: str) -> Any:

@@ -55,7 +55,7 @@ class AReaL:
     """Records the driver, the FSDP engines, weight sync and rollout."""
 
     name = "areal"
-    supports = ("areal >= 1.0, < 1.1",)
+    supports = ("areal >= 1.0",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""

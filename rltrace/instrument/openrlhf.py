@@ -50,7 +50,7 @@ class OpenRlhf:
     """Records the driver, DeepSpeed's workers, weight sync and rollout."""
 
     name = "openrlhf"
-    supports = ("openrlhf >= 0.11, < 0.12",)
+    supports = ("openrlhf >= 0.11",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""

@@ -56,7 +56,7 @@ class SkyRl:
     """Records the driver, the FSDP workers, weight sync and rollout."""
 
     name = "skyrl"
-    supports = ("skyrl >= 0.3, < 0.4",)
+    supports = ("skyrl >= 0.3",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""

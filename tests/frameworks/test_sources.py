@@ -26,7 +26,11 @@ from rltrace.instrument.vllm.engine import SCHEDULER
 IN_C = ("torch.distributed.distributed_c10d:ProcessGroup.", "torch.distributed:_Backend.")
 """Targets that have no source."""
 
-NOT_YET = {("cuda_time", "2.11.0"): ("SymmMemAllGather.__call__", "SymmMemReduceScatter.__call__")}
+NOT_YET = {
+    ("cuda_time", "2.11.0"): ("SymmMemAllGather.__call__", "SymmMemReduceScatter.__call__"),
+    ("vllm", "0.8.5"): ("base_loader:initialize_model",),
+    ("ray", "2.41.0"): ("_inject_tracing_into_class",),
+}
 """Targets that a release does not have, whose hooks are skipped there."""
 
 

@@ -30,4 +30,5 @@ def rate(gigabytes_per_second: float | None) -> str:
 
 def count(many: int, what: str) -> str:
     """Write a number and its noun."""
-    return f"{many:,} {what}" if many == 1 else f"{many:,} {what}s"
+    plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{many:,} {what if many == 1 else plural}"

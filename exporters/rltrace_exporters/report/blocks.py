@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+LONG = 24
+"""Letters from which on a cell of a table is a sentence."""
+
 
 class Note(NamedTuple):
     """A sentence."""
@@ -94,6 +97,10 @@ class Table(NamedTuple):
     rows: list[list[str]]
     is_folded: bool = True
     """Whether only its title shows until it is opened."""
+
+    def is_text(self, column: int) -> bool:
+        """Return whether a column has sentences, and not figures."""
+        return any(len(row[column]) > LONG for row in self.rows)
 
 
 class Legend(NamedTuple):

@@ -12,7 +12,7 @@ from rltrace.analysis.machines import described
 from rltrace_exporters.report.amounts import as_text, between_as_text, count, gibibytes, percentage
 from rltrace_exporters.report.blocks import Figure, Figures, Note
 from rltrace_exporters.report.sections import Block
-from rltrace_exporters.report.values import RunValues, most_used
+from rltrace_exporters.report.values import RunValues, is_gpu, most_used
 
 SHOWN_PACKAGES = ("verl", "trl", "openrlhf", "areal", "skyrl", "vllm", "sglang", "torch", "ray", "transformers")
 
@@ -70,7 +70,7 @@ def _figures(values: RunValues) -> Iterator[Figure]:
         used = most_used(card)
         capacity = card.peak_bytes + card.at_peak_bytes[FREE] if card.at_peak_bytes.get(FREE) else None
         note = f"of {gibibytes(capacity)}, {gibibytes(capacity - used)} free" if capacity else "capacity unknown"
-        yield Figure("peak of the fullest card" if card.device else "peak of memory", gibibytes(used), note)
+        yield Figure("peak of the fullest card" if is_gpu(card) else "peak of memory", gibibytes(used), note)
     found = notable(values.why)
     priced = [one for one in found if one.seconds_per_step is not None]
     if priced and priced[0].seconds_per_step is not None and priced[0].share is not None:

@@ -11,7 +11,7 @@ from rltrace_exporters.report.amounts import GIB, MIB, gibibytes, percentage
 from rltrace_exporters.report.blocks import Bars, Legend, Mark, Note, Part, Row
 from rltrace_exporters.report.sections import MOST_ROWS, Block
 from rltrace_exporters.report.ticks import end_of_axis
-from rltrace_exporters.report.values import Missing, RunValues, most_used
+from rltrace_exporters.report.values import Missing, RunValues, is_gpu, most_used
 
 FULLEST = 6
 """So many cards are shown by name where there are many."""
@@ -33,7 +33,8 @@ def memory_by_phase(values: RunValues) -> list[Block]:
     else:
         blocks.append(Note(f"No phase of {card.lane} was sampled, so its memory is not told apart by phase."))
     blocks.append(_cards(values))
-    blocks += [Note(said) for said in _said(card, capacity)]
+    has_ends_only = not all(one.is_sampled_inside for one in of_steps)
+    blocks += [Note(said) for said in _said(card, capacity, has_ends_only=has_ends_only)]
     return blocks
 
 
@@ -100,7 +101,10 @@ def _cards(values: RunValues) -> Bars:
     shown = [*cards[:FULLEST], cards[len(cards) // 2], cards[-1]] if of_many else values.summary.memory
     most = max([*map(most_used, cards), *(_capacity(card) or 0 for card in cards)])
     unit, size = _unit(most)
-    title = f"Peaks of {len(cards):,} cards: the fullest, the median, the emptiest" if of_many else "Peak of each card"
+    kind = "card" if all(map(is_gpu, cards)) else "device"
+    title = (
+        f"Peaks of {len(cards):,} {kind}s: the fullest, the median, the emptiest" if of_many else f"Peak of each {kind}"
+    )
     knows = any(map(_capacity, shown))
     return Bars(title, [_card(card, size) for card in shown], end_of_axis(most / size), unit,
                 value_name="peak", note_name="headroom" if knows else "")  # fmt: skip
@@ -114,10 +118,12 @@ def _card(card: DeviceMemory, size: int) -> Row:
     return Row(card.lane, parts, gibibytes(used), left, room=(capacity or 0) / size)
 
 
-def _said(card: DeviceMemory, capacity: int | None) -> Iterator[str]:
+def _said(card: DeviceMemory, capacity: int | None, *, has_ends_only: bool) -> Iterator[str]:
     if capacity is None:
-        yield "Nobody read how much the card has in all, so the headroom is unknown."
+        what = "card" if is_gpu(card) else "device"
+        yield f"Nobody read how much the {what} has in all, so the headroom is unknown."
     if card.unknown:
         reasons = "; ".join(f"{owner}: {reason}" for owner, reason in card.unknown.items())
         yield f"Not known here: {reasons}."
-    yield "* was sampled at its two ends only; what comes and goes in between shows in its peak at most."
+    if has_ends_only:
+        yield "* was sampled at its two ends only; what comes and goes in between shows in its peak at most."

@@ -25,6 +25,11 @@ from rltrace_exporters.report.values import Missing, RunValues, Window
 ROW, SHARES, MEMORY = 22, 120, 220
 """Heights in pixels."""
 
+MOST_BARS = 300
+"""Of one phase in one row."""
+
+WAITED_FOR = "waited for"
+
 COLUMNS = 240
 """Of the plot that has the shares of many ranks."""
 
@@ -49,7 +54,7 @@ def one_step(values: RunValues) -> list[Block]:
             "No phase was recorded, so nobody knows what the ranks did when: "
             '`with rltrace.phase("reward")` in a program, or a hook of its trainer, marks them.'
         )
-    plots = [*_rows(values, phases, window)]
+    plots = [*_waited_for(values, window), *_rows(values, phases, window)]
     names = in_order(name for of in phases.values() for name, rows in of.items() if len(rows))
     legend = [Legend(name, color_of(name)) for name in names]
     owners: list[Legend] = []
@@ -75,6 +80,21 @@ def _inside(values: RunValues, window: Window) -> dict[Lane, Phases]:
     return dict(sorted(found.items(), key=lambda item: not item[0].is_driver))
 
 
+def _waited_for(values: RunValues, window: Window) -> Iterator[Plot]:
+    """Yield what the step waited for, if that is known of this step."""
+    path = values.why.critical_path
+    if path is None or path.typical_step != window.step:
+        return
+    from_s = values.seconds(window.start_ns)
+    bars = []
+    for segment in path.segments:
+        if segment.phase is not None and segment.lane is not None:
+            start, end = segment.start_seconds - from_s, segment.end_seconds - from_s
+            tip = f"waited for {segment.lane}: {segment.phase}, {as_text(end - start)}"
+            bars.append(Bar(start, end, color_of(segment.phase), tip, segment.lane))
+    yield Plot(WAITED_FOR, ROW, "what the step waited for, from its beginning to its end", bars=bars)
+
+
 # ---- ranks ------------------------------------------------------------------------------------------------------
 
 
@@ -87,7 +107,8 @@ def _rows(values: RunValues, phases: dict[Lane, Phases], window: Window) -> Iter
         if lane.is_driver:
             yield _row(lane, of, window)
     ranks = {lane: of for lane, of in phases.items() if not lane.is_driver}
-    yield _shares(list(ranks.values()), window)
+    kind = "ranks" if all(lane.rank is not None for lane in ranks) else "processes"
+    yield _shares(list(ranks.values()), f"{len(ranks):,} {kind}", window)
     for lane, said in _of_interest(ranks, values.why.critical_path).items():
         yield _row(lane, ranks[lane], window, said)
 
@@ -97,7 +118,7 @@ def _row(lane: Lane, phases: Phases, window: Window, said: str = "") -> Plot:
     bars = []
     for name, rows in phases.items():
         color = color_of(name)
-        for start_ns, end_ns in _joined(rows, finest_ns).tolist():
+        for start_ns, end_ns in joined(rows, finest_ns).tolist():
             start, end = ((at_ns - window.start_ns) / 1e9 for at_ns in (start_ns, end_ns))
             tip = f"{lane.name}: {name}, {as_text(end - start)}, from {start:.2f} to {end:.2f} s"
             bars.append(Bar(start, end, color, tip, name))
@@ -105,16 +126,18 @@ def _row(lane: Lane, phases: Phases, window: Window, said: str = "") -> Plot:
     return Plot(lane.name, ROW, tip, bars=sorted(bars, key=lambda bar: bar.start))
 
 
-def _joined(rows: Intervals, finest_ns: int) -> Intervals:
-    """Return intervals with those joined that are so close that nobody sees the gap."""
+def joined(rows: Intervals, finest_ns: int) -> Intervals:
+    """Return intervals with those joined that are so close that nobody sees the gap; of very many, close ones too."""
     together = union(rows)
-    if len(together) < 2:
-        return together
-    grown = union(np.column_stack([together[:, 0], together[:, 1] + finest_ns]))
-    return np.column_stack([grown[:, 0], grown[:, 1] - finest_ns])
+    while len(together) > 1:
+        grown = union(np.column_stack([together[:, 0], together[:, 1] + finest_ns]))
+        if len(grown) <= MOST_BARS:
+            return np.column_stack([grown[:, 0], grown[:, 1] - finest_ns])
+        finest_ns = 2 * finest_ns + 1
+    return together
 
 
-def _shares(ranks: Sequence[Phases], window: Window) -> Plot:
+def _shares(ranks: Sequence[Phases], what: str, window: Window) -> Plot:
     """Return how many ranks are in which phase, moment by moment."""
     edges_ns = np.linspace(window.start_ns, window.end_ns, COLUMNS + 1)
     xs = (edges_ns - window.start_ns) / 1e9
@@ -125,7 +148,7 @@ def _shares(ranks: Sequence[Phases], window: Window) -> Plot:
         share = np.diff(_covered_until(rows, edges_ns)) / np.diff(edges_ns) / len(ranks)
         layers.append(Layer(name, color_of(name), np.append(share, share[-1:]) * 100))
     return Plot(
-        f"{len(ranks):,} ranks", SHARES, "the share of all ranks that is in each phase", y_to=100, y_unit="%",
+        what, SHARES, f"Share of {what} that is in each phase", y_to=100, y_unit="%",
         xs=xs, layers=layers, are_values_shown=True,
     )  # fmt: skip
 
@@ -188,7 +211,8 @@ def _memory(values: RunValues, window: Window) -> tuple[Plot | None, str]:
     )  # fmt: skip
     if len(device.seconds) < 2 or not len(device.layers):
         return None, f"Who held the memory is not drawn: {card.lane} was not sampled in this time."
-    return _plot(values, device, lane, window), _how(device, kept)
+    plot = _plot(values, device, lane, window)
+    return plot, _how(device, kept, has_dots=bool(plot.dots))
 
 
 def _plot(values: RunValues, device: Device, lane: Lane, window: Window) -> Plot:
@@ -203,7 +227,7 @@ def _plot(values: RunValues, device: Device, lane: Lane, window: Window) -> Plot
     )
     return Plot(
         label=lane.name if lane.rank is not None else "memory",
-        tip=f"memory of {device.name}, the fullest card",
+        tip=f"Memory of {device.name}" + (", the fullest" if len(values.summary.memory) > 1 else ""),
         height=MEMORY,
         y_to=end_of_axis(most),
         y_unit=device.unit,
@@ -227,9 +251,11 @@ def _sampled(values: RunValues, lane: Lane, window: Window) -> list[tuple[float,
     return list(largest.values())
 
 
-def _how(device: Device, kept: AllocationTimeline | None) -> str:
+def _how(device: Device, kept: AllocationTimeline | None, *, has_dots: bool) -> str:
     """Say what the areas rest on."""
     if kept is None:
-        return f"Memory of {device.name}: what was held at phase boundaries. Dots are what NVML saw in between."
+        return (
+            f"Memory is what was held at phase boundaries{'; dots are what NVML saw in between' if has_dots else ''}."
+        )
     uncached = "" if kept.reserved_bytes is not None else " Caches are not drawn: they are known at boundaries only."
-    return f"Memory of {device.name}: {device.moments}.{uncached} Dots are what NVML saw."
+    return f"Memory of {device.moments}{'; dots are what NVML saw' if has_dots else ''}.{uncached}"

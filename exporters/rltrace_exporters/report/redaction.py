@@ -21,6 +21,9 @@ LEAST_WORD = 4
 _HOME = re.compile(r"/(?:home|Users|users|root)/([^/\s:]+)")
 _PATH = re.compile(r"(?<![\w.])(?:~|\.{1,3})?(?:/[\w.@+%=-]+){2,}/?")
 """A path with at least two parts."""
+_ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)")
+"""An IPv4 address, as some clusters name their hosts."""
+
 NOT_WORDS = frozenset({"color", "kind", "state"})
 """Fields that the page itself makes."""
 
@@ -50,7 +53,7 @@ class Redaction:
         """Return one text without names and paths."""
         if self._any is not None:
             text = self._any.sub(lambda found: self._by_text[found[0]], text)
-        return _PATH.sub("(path)", text)
+        return _ADDRESS.sub("(address)", _PATH.sub("(path)", text))
 
     def _of(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,12 +10,27 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.intervals import holding
 from rltrace.analysis.requests import Requests
+from rltrace.analysis.rollout import (
+    FIRST_TOKEN_SECONDS,
+    PROMPT_TOKENS,
+    QUEUE_SECONDS,
+    REQUEST_SECONDS,
+    TOKENS,
+    TOKENS_PER_SECOND,
+    TOOL_SECONDS,
+    TRAJECTORY_SECONDS,
+    TRAJECTORY_TOKENS,
+    TURNS,
+    EngineShare,
+    SteadyRollout,
+    StepRollout,
+)
 from rltrace.events import REQUEST
 from rltrace.read.columns import OPEN
-from rltrace_exporters.report.amounts import as_text, count, percentage
+from rltrace_exporters.report.amounts import as_text, between_as_text, count, percentage
 from rltrace_exporters.report.blocks import Bars, Legend, Note, Part, Range, Row, Table
-from rltrace_exporters.report.chart import Bar, Chart, Line, Plot
-from rltrace_exporters.report.sections import Block, color_of
+from rltrace_exporters.report.chart import Bar, Chart, Dot, Line, Plot
+from rltrace_exporters.report.sections import MOST_ROWS, Block, color_of
 from rltrace_exporters.report.ticks import end_of_axis
 from rltrace_exporters.report.values import Missing, RunValues
 
@@ -26,7 +41,27 @@ NARROW = 0.5
 POINTS = 400
 """Of the line of running and waiting requests."""
 COLOR = color_of("rollout.generate")
-PERCENTILES = (50, 95, 99, 100)
+FEW = 3
+"""Tools that are named."""
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+CALLED: dict[str, tuple[str, Callable[[float], str]]] = {
+    TRAJECTORY_SECONDS: ("trajectory", as_text),
+    TURNS: ("turns of a trajectory", _number),
+    TRAJECTORY_TOKENS: ("tokens of a trajectory", _number),
+    TOOL_SECONDS: ("tools of a trajectory", as_text),
+    REQUEST_SECONDS: ("request", as_text),
+    QUEUE_SECONDS: ("queued in the engine", as_text),
+    FIRST_TOKEN_SECONDS: ("time to first token", as_text),
+    TOKENS_PER_SECOND: ("tokens per second of a request", _number),
+    PROMPT_TOKENS: ("tokens of a prompt", _number),
+    TOKENS: ("tokens of an answer", _number),
+}
+"""What each distribution is called, and how its values are written, in the order of the rows."""
 
 Numbers = NDArray[np.float64]
 
@@ -38,25 +73,136 @@ class _Distribution(NamedTuple):
 
 
 def rollout(values: RunValues) -> list[Block]:
-    """Return distributions over requests, their stages, and what engines ran and kept waiting."""
+    """Return distributions over trajectories and requests, how they went from step to step, and what engines did."""
     requests = _requests(values)
-    if not len(requests.seconds) and not values.summary.requests:
-        raise Missing("No engine's request was recorded, so nothing is known of single generations.")
-    found = [
+    found = values.summary.rollout
+    if not len(requests.seconds) and found is None:
+        raise Missing("No trajectory and no request of an engine was recorded, so nothing is known of single samples.")
+    of_requests = [
         _Distribution("Latency of a request in the engine", "s", requests.seconds),
         _Distribution("Length of an answer", "tokens", requests.tokens[requests.tokens >= 0]),
         _Distribution("Queued in the engine", "s", requests.queued_ns[requests.queued_ns >= 0] / 1e9),
     ]
-    blocks: list[Block] = [_histogram(one) for one in found if len(one.values) and np.ptp(one.values) > 0]
-    missing = [one.title.lower() for one in found[1:] if not len(one.values)]
-    if len(found[0].values):
-        blocks.append(_percentiles([one for one in found if len(one.values)]))
-    if missing:
-        blocks.append(Note(f"The engine did not say: {', '.join(missing)}."))
+    blocks: list[Block] = [_histogram(one) for one in of_requests if len(one.values) and np.ptp(one.values) > 0]
+    if found is not None:
+        blocks += [_distributions(found), *(Note(said) for said in _said(found))]
+        if (chart := _over_steps(values.summary.rollout_by_step)) is not None:
+            blocks.append(chart)
     if (chart := _over_time(values)) is not None:
         blocks.append(chart)
-    blocks += [_stages(one) for one in values.summary.requests if len(one.stages) > 1]
-    return blocks
+    if found is not None and len(found.engines) > 1:
+        blocks.append(_engines(found.engines))
+    return [*blocks, *(_stages(one) for one in values.summary.requests if len(one.stages) > 1)]
+
+
+# ---- figures of the rollout -------------------------------------------------------------------------------------
+
+
+def _distributions(found: SteadyRollout) -> Table:
+    rows = []
+    for name, (called, write) in CALLED.items():
+        if (of := found.distributions.get(name)) is not None:
+            rows.append([called, *map(write, (of.mean, of.p50, of.p95, of.p99, of.maximum))])
+    many = [count(found.trajectories, "trajectory"), count(found.requests, "request")]
+    title = " and ".join(one for one in many if not one.startswith("0 ")) or "None is over"
+    return Table(title, ["", "mean", "p50", "p95", "p99", "longest"], rows, is_folded=False)
+
+
+def _said(found: SteadyRollout) -> Iterator[str]:
+    if (tail := found.tail) is not None:
+        whole = as_text(tail.seconds + tail.without_seconds)
+        without = as_text(tail.without_seconds)
+        if without != whole:
+            yield f"Without the slowest 5 % of the requests, the engines would be done after {without} and not {whole}."
+    if (balance := found.balance) is not None and balance.engines > 1:
+        work = "-".join(dict.fromkeys(f"{many:,.0f}" for many in (balance.least, balance.most)))
+        done = between_as_text(balance.first_done_seconds, balance.last_done_seconds)
+        last = f"last is {balance.last_engine}"
+        yield f"{balance.engines:,} engines have {work} {balance.unit} each and are done after {done}; {last}."
+    if (prompts := found.prompts) is not None and prompts.most_samples > 1:
+        waits = as_text(prompts.waiting_seconds.p50)
+        yield f"Of {count(prompts.prompts, 'prompt')}, the last sample ends {waits} after the first one (median)."
+    for tool in sorted(found.tools, key=lambda one: -one.calls)[:FEW]:
+        if tool.seconds is not None:
+            length = f"median {as_text(tool.seconds.p50)}, p99 {as_text(tool.seconds.p99)}"
+            yield f"Tool {tool.name}: {count(tool.calls, 'call')}, {length}."
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in found.unknown.items():
+        by_reason.setdefault(reason, []).append(CALLED[name][0] if name in CALLED else name)
+    for reason, names in by_reason.items():
+        yield f"Not known, or not of all: {', '.join(names)}: {reason}."
+
+
+def _over_steps(by_step: Sequence[StepRollout]) -> Chart | None:
+    """Return how long the requests of each step were; None with fewer than two steps."""
+    name = next(
+        (name for name in (TRAJECTORY_SECONDS, REQUEST_SECONDS) if any(name in one.distributions for one in by_step)),
+        None,
+    )
+    having = [one for one in by_step if name is not None and one.step is not None and name in one.distributions]
+    if name is None or len(having) < 2:
+        return None
+    xs: Numbers = np.arange(len(having), dtype=np.float64) + 0.5
+    lengths = [one.distributions[name] for one in having]
+    of = {"p50": "first", "p95": "second", "longest": "third"}
+    ys = {
+        "p50": [one.p50 for one in lengths],
+        "p95": [one.p95 for one in lengths],
+        "longest": [one.maximum for one in lengths],
+    }
+    lines = [Line(what, kind, xs, np.array(ys[what])) for what, kind in of.items()]
+    dots = [
+        Dot(
+            float(x),
+            one.maximum,
+            f"step {step.step}: p50 {as_text(one.p50)}, p95 {as_text(one.p95)}, longest {as_text(one.maximum)}",
+        )
+        for x, one, step in zip(xs, lengths, having, strict=True)
+    ]
+    plot = Plot(
+        "seconds",
+        HEIGHT,
+        y_to=end_of_axis(max(ys["longest"])),
+        y_unit="s",
+        lines=lines,
+        dots=dots if len(dots) <= POINTS else [],
+    )
+    marked = range(0, len(having), -(-len(having) // 12))
+    marks = [(place + 0.5, str(having[place].step)) for place in marked]
+    legend = [Legend(what, kind) for what, kind in of.items()]
+    called = CALLED[name][0]
+    return Chart(
+        f"How long a {called} takes from step to step",
+        len(having),
+        "step",
+        [plot],
+        legend,
+        x_marks=marks,
+        is_alike=False,
+    )
+
+
+def _engines(engines: Sequence[EngineShare]) -> Table:
+    """Return what each engine did; of many, those that were last most often."""
+    shown = (
+        sorted(engines, key=lambda one: (-one.times_last, -one.seconds))[:MOST_ROWS]
+        if len(engines) > MOST_ROWS
+        else engines
+    )
+    rows = [
+        [
+            one.engine, f"{one.requests:,}", "" if one.tokens is None else f"{one.tokens:,}", as_text(one.seconds),
+            f"{one.times_last:,}", f"{one.preempted:,}",
+            "" if one.most_kv_cache_share is None else percentage(one.most_kv_cache_share),
+        ]
+        for one in shown
+    ]  # fmt: skip
+    more = f", {len(shown)} of {len(engines):,} that were last most often" if len(shown) < len(engines) else ""
+    columns = ["engine", "requests", "tokens", "done after", "times last", "preempted", "KV cache at most"]
+    return Table(f"Balance of engines{more}", columns, rows)
+
+
+# ---- requests of engines ----------------------------------------------------------------------------------------
 
 
 class _Requests(NamedTuple):
@@ -86,28 +232,25 @@ def _requests(values: RunValues) -> _Requests:
 def _histogram(one: _Distribution) -> Chart:
     least, most = float(one.values.min()), float(one.values.max())
     start = least - 0.04 * (most - least) if least > NARROW * most else 0.0
-    counts, edges = np.histogram(one.values, COLUMNS, (start, (to := most + 0.04 * (most - start))))
+    to = most + 0.04 * (most - start)
+    counts, edges = np.histogram(one.values, _edges(start, to, is_whole=one.unit == "tokens"))
     bars = [
         Bar(float(begin), float(end), COLOR, f"{count(int(many), 'request')} from {begin:.3g} to {end:.3g} {one.unit}",
             high=float(many))
         for many, begin, end in zip(counts, edges[:-1], edges[1:], strict=True)
         if many
     ]  # fmt: skip
-    plot = Plot("requests", HEIGHT, y_to=end_of_axis(float(counts.max())), y_unit="requests", bars=bars)
+    plot = Plot("requests", HEIGHT, "Requests", y_to=end_of_axis(float(counts.max())), y_unit="requests", bars=bars)
     title = f"{one.title}: {count(len(one.values), 'request')}"
-    return Chart(title, to, one.unit, [plot], [], x_from=start)
+    return Chart(title, float(edges[-1]), one.unit, [plot], [], x_from=float(edges[0]))
 
 
-def _percentiles(found: list[_Distribution]) -> Table:
-    rows = []
-    for one in found:
-        cells = [_with_unit(float(value), one.unit) for value in np.percentile(one.values, PERCENTILES)]
-        rows.append([one.title, _with_unit(float(one.values.mean()), one.unit), *cells])
-    return Table("In figures", ["", "mean", "p50", "p95", "p99", "most"], rows, is_folded=False)
-
-
-def _with_unit(value: float, unit: str) -> str:
-    return as_text(value) if unit == "s" else f"{value:,.0f} {unit}"
+def _edges(start: float, to: float, *, is_whole: bool) -> Numbers:
+    """Return where columns begin and end; of whole numbers, each column has as many."""
+    if not is_whole:
+        return np.linspace(start, to, COLUMNS + 1)
+    width = max(1, round((to - start) / COLUMNS))
+    return np.arange(np.floor(start), to + width, width, dtype=float)
 
 
 # ---- engines ----------------------------------------------------------------------------------------------------
@@ -137,9 +280,9 @@ def _over_time(values: RunValues) -> Chart | None:
     xs = (at_ns - window.start_ns) / 1e9
     most = end_of_axis(float(max(running.max(), waiting.max())))
     plots = [
-        Plot("requests", HEIGHT, "in all engines together", most, "requests",
+        Plot("requests", HEIGHT, "Requests in all engines together", most, "requests",
              lines=[Line("running", "first", xs, running), Line("waiting", "second", xs, waiting)]),
-        Plot("KV cache", HEIGHT // 2, "share that is taken, of the fullest engine", 100, "%",
+        Plot("KV cache", HEIGHT // 2, "Share of the KV cache that is taken, of the fullest engine", 100, "%",
              lines=[Line("KV cache", "third", xs, usage * 100)]),
     ]  # fmt: skip
     legend = [Legend("running", "first"), Legend("waiting", "second"), Legend("KV cache in use", "third")]

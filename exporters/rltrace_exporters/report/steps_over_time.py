@@ -25,6 +25,8 @@ ABOVE_STEADY = 1.5
 """How many times the longest steady step the axis shows: a first step that takes longer is cut."""
 SLOW = 1.1
 """How many times the median a step takes that is named."""
+NAMED = 3
+"""So many steps that failed are named."""
 PLAIN = "#94a3b8"
 """Colour of a step in which nobody knows the phases."""
 
@@ -54,7 +56,7 @@ def steps_over_time(values: RunValues) -> list[Block]:
     names = in_order(name for column in columns for name in column.phases)
     to = _top(columns)
     bars = [bar for place, column in enumerate(columns) for bar in _stacked(column, place, names, to)]
-    plot = Plot("seconds", HEIGHT, "mean of the ranks", to, "s", bars=bars)
+    plot = Plot("seconds", HEIGHT, "Mean of the ranks" if len(values.ranks) > 1 else "", to, "s", bars=bars)
     title = "Seconds of each step" if many == 1 else f"Seconds of a step, mean of each {many}"
     marks = [(place + 0.5, str(columns[place].steps[0].step)) for place in _marked(len(columns))]
     legend = [Legend(name, color_of(name)) for name in names if any(column.phases.get(name) for column in columns)]
@@ -126,6 +128,9 @@ def _said(values: RunValues, steps: Sequence[Step], to: float) -> list[Block]:
     if cut:
         named = ", ".join(f"step {step.step} took {as_text(step.seconds)}" for step in cut[:3])
         blocks.append(Note(f"Cut at the top, and paler because it is in no mean: {named}."))
+    for step in [step for step in steps if step.error is not None][:NAMED]:
+        message = f": {step.error_message}" if step.error_message else ""
+        blocks.append(Note(f"Step {step.step} was aborted by {step.error}{message}."))
     steady = [step for step in steps if step.steady]
     if len(steady) < 2:
         blocks.append(Note("Only one step can be counted, so nothing is known of how much steps vary."))

@@ -47,7 +47,7 @@ def _memory(values: RunValues) -> Iterator[Trust]:
         "unaccounted bytes",
         f"at most {gibibytes(worst.worst_bytes)}",
         f"{card.lane} in {worst.worst_phase or 'no phase'}; the limit there is {gibibytes(worst.worst_limit_bytes)}, "
-        f"and {count(over, 'boundary') if over == 1 else f'{over:,} boundaries'} exceed theirs",
+        f"and {count(over, 'boundary')} exceed theirs",
     )
     yield from _unknown_rows(values.summary.memory)
 

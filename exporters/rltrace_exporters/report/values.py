@@ -120,6 +120,11 @@ class RunValues:
         return (at_ns - self.seen.start_ns) / 1e9
 
 
+def is_gpu(device: DeviceMemory) -> bool:
+    """Return whether a device is a card; else it is the host's memory."""
+    return (device.device or "").startswith(("GPU-", "MIG-"))
+
+
 def most_used(device: DeviceMemory) -> int:
     """Return the most bytes that anybody saw in use on a device."""
     return max(device.peak_bytes, device.most_used.bytes if device.most_used is not None else 0)

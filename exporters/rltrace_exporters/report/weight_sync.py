@@ -11,6 +11,7 @@ from rltrace.events import EMPTY_CACHE, SYNC_STAGES
 from rltrace_exporters.report.amounts import as_text, between_as_text, bytes_as_text, count, rate
 from rltrace_exporters.report.blocks import Command, Note, Table
 from rltrace_exporters.report.chart import Bar, Chart, Plot
+from rltrace_exporters.report.one_step import joined
 from rltrace_exporters.report.sections import Block, color_of, view
 from rltrace_exporters.report.values import Missing, RunValues
 
@@ -82,11 +83,9 @@ def _waterfall(values: RunValues, shown: RankSync) -> Chart | None:
 def _plot(name: str, rows: Intervals, start_ns: int, finest_ns: int) -> Plot:
     covered = union(rows)
     whole = int((covered[:, 1] - covered[:, 0]).sum()) / 1e9
-    joined = union(np.column_stack([covered[:, 0], covered[:, 1] + finest_ns]))
-    joined[:, 1] -= finest_ns
     bars = [
         Bar((start - start_ns) / 1e9, (end - start_ns) / 1e9, color_of(name), f"{name}: {as_text(whole)} in all")
-        for start, end in joined.tolist()
+        for start, end in joined(rows, finest_ns).tolist()
     ]
     return Plot(name.removeprefix("weight_sync."), ROW, f"{name}: {as_text(whole)} in all", bars=bars)
 

@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
+from rltrace import plugins
 from rltrace.host.control_characters import visible
+from rltrace.host.garbage_collector import without_collection
+from rltrace.read.cache import Cache
 from rltrace.read.recording import Recording
 from rltrace_exporters.report.chart import Chart, Plot
 from rltrace_exporters.report.definitions import definition
@@ -26,12 +30,42 @@ class Report:
 
     suffix = ".html"
 
-    def __init__(self, *, is_shared: bool = False) -> None:
+    def __init__(self, *, is_shared: bool = False, is_part: bool = False) -> None:
         self._is_shared = is_shared
+        self._is_part = is_part
+        self.damaged: list[str] = []
+        """Files of the cache that could not be used, because they are damaged."""
 
     def write(self, recording: Recording, out: BinaryIO) -> None:
-        """Write the page of one Recording."""
-        out.write(written(page([read(recording)], is_shared=self._is_shared)))
+        """Write the page of one Recording: the one that was kept, if nothing has changed since."""
+        with without_collection():
+            is_kept = not self._is_part and plugins.findings() == plugins.FINDINGS  # others' code changes unseen
+            out.write(self._kept(recording) if is_kept else self._made(recording))
+
+    def _made(self, recording: Recording) -> bytes:
+        return written(page([read(recording)], is_shared=self._is_shared))
+
+    def _kept(self, recording: Recording) -> bytes:
+        cache = Cache(recording, f"report-{'shared' if self._is_shared else 'whole'}")
+        if not cache.is_worth_it:
+            return self._made(recording)
+        own = _own_code()
+        content = cache.load()
+        self.damaged = cache.damaged
+        if content is not None and content.startswith(own):
+            return content[len(own) :]
+        cache.begin()
+        made = self._made(recording)
+        cache.save(own + made)
+        return made
+
+
+def _own_code() -> bytes:
+    """Return a digest of what the page is made by; the cache knows only of what the figures are made by."""
+    digest = hashlib.sha256()
+    for file in sorted([*FOLDER.glob("*.*"), *FOLDER.parent.glob("*.py")]):
+        digest.update(file.read_bytes())
+    return digest.digest()
 
 
 class Comparison:
@@ -45,7 +79,8 @@ class Comparison:
 
     def write(self, recording: Recording, out: BinaryIO) -> None:
         """Write the page of both."""
-        out.write(written(page([read(self._before), read(recording)], is_shared=self._is_shared)))
+        with without_collection():
+            out.write(written(page([read(self._before), read(recording)], is_shared=self._is_shared)))
 
 
 def written(made: Page) -> bytes:
@@ -59,7 +94,7 @@ def written(made: Page) -> bytes:
         lstrip_blocks=True,
     )
     environment.finalize = lambda value: visible(value) if type(value) is str else value
-    environment.filters |= {"kind": lambda block: type(block).__name__, "definition": definition}
+    environment.filters |= {"kind": lambda block: type(block).__name__, "definition": definition, "marked": marked}
     environment.globals["series"] = series
     text = environment.get_template("page.html").render(
         page=made, style=_Source(style), script=_Source(script), policy=_policy(style, script)
@@ -74,6 +109,16 @@ class _Source(str):
 
     def __html__(self) -> str:
         return str(self)
+
+
+def marked(text: str) -> Markup:
+    """Return a sentence with what stands between backticks as code."""
+    parts = [escape(visible(part)) for part in text.split("`")]
+    if len(parts) % 2 == 0:  # one without its partner
+        return escape(visible(text))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts)
+    )
 
 
 def _policy(style: str, script: str) -> str:
