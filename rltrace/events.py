@@ -13,7 +13,7 @@ from rltrace.dependencies import msgspec
 
 Args = dict[str, Any]
 
-VERSION = 2
+VERSION = 3
 """Version of the Recording's format; a reader refuses a higher one."""
 
 MARKED_SINCE = 2
@@ -114,6 +114,11 @@ DRIVER_PHASES = frozenset({"reward", "advantage"})
 
 STEP = "step"
 """A step; its argument `step` is its number."""
+BRIEF = "brief"
+"""Argument of a step that was not to be recorded in full."""
+REWARD_MEAN, TOKENS, TOKENS_PER_SECOND = "reward_mean", "tokens", "tokens_per_second"
+STEP_FIGURES = (REWARD_MEAN, TOKENS, TOKENS_PER_SECOND)
+"""Counters, or arguments of the `step` span, that say how a step went."""
 WAIT_DRIVER = "wait.driver"
 TRAJECTORIES = ("agent_loop.trajectory", "trajectory")
 """One trajectory, from its prompt to its reward: as hooks call it, and as programs do. The argument `trajectory` is its

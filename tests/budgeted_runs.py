@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def disk_bytes(folder: Path) -> int:
 
 
 def record(
-    folder: Path, *, budget_bytes: int, workers: int, kills: int, spans: int = 1 << 62, seed: int = 1
+    folder: Path, *, budget_bytes: int, workers: int, kills: int, between: int, spans: int = 1 << 62, seed: int = 1
 ) -> Budgeted:
     """Record until so many processes were killed, and the others have left their spans.
 
@@ -69,6 +69,7 @@ def record(
         budget_bytes: Of the disk.
         workers: How many processes record at a time.
         kills: How many of them are killed, each at a random moment; then the others are.
+        between: How many spans there are at most between one kill and the next.
         spans: After how many a process ends by itself.
         seed: Of the moments.
     """
@@ -89,7 +90,9 @@ def record(
     while run.killed < kills:
         while len(running) < workers:
             begin()
-        time.sleep(chance.uniform(0.02, 0.3))
+        goal = sum(left) + chance.randrange(between)
+        _until(lambda goal=goal: sum(left) >= goal)  # type: ignore[misc]
+        time.sleep(chance.uniform(0, 0.01))
         with stopped(running.values()):
             run.sizes.append(disk_bytes(folder))
         rank = chance.choice(list(running))
@@ -105,10 +108,17 @@ def record(
     return run
 
 
+def _until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 600
+    while not is_so():
+        assert time.monotonic() < deadline, "nobody records any more"
+        time.sleep(0.001)
+
+
 @contextlib.contextmanager
-def stopped(processes: Iterator[subprocess.Popen[bytes]] | object) -> Iterator[None]:
+def stopped(processes: Iterable[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Stop processes meanwhile."""
-    found = list(processes)  # type: ignore[call-overload]
+    found = list(processes)
     for process in found:
         process.send_signal(signal.SIGSTOP)
     for process in found:

@@ -37,6 +37,7 @@ from rltrace.events import (
     SAMPLER,
     SERVER_REQUEST,
     STEP,
+    STEP_FIGURES,
     TOOLS,
     TRAJECTORIES,
     TURN,
@@ -54,10 +55,6 @@ from rltrace.read import columns
 from rltrace.read.columns import MISSING, NO_TEXT, OPEN, Columns
 from rltrace.read.gate import MOST_BYTES
 from rltrace.read.recording import Process, Recording
-
-REWARD_MEAN, TOKENS, TOKENS_PER_SECOND = "reward_mean", "tokens", "tokens_per_second"
-STEP_FIGURES = (REWARD_MEAN, TOKENS, TOKENS_PER_SECOND)
-"""Counters, or arguments of the `step` span, that say how a step went; other samples of the driver are kept too."""
 
 RESIDENT = "resident_bytes"
 
@@ -503,6 +500,13 @@ def _kind(name: str) -> int:
     if name.startswith(DEVICE_TIME):
         kind |= _DEVICE
     return kind | _PROFILED if name.startswith((KERNEL, OPERATOR)) else kind
+
+
+def has_own_figures(name: str, *, is_automatic: bool) -> bool:
+    """Return whether spans of a name are in other figures than those of all other spans."""
+    kind = _kind(name)
+    of_hooks = _DEVICE | _KEPT | _PROFILED if is_automatic else 0
+    return bool(kind & (_STAGE | _PHASE | _STEP | _MOVE | of_hooks))
 
 
 class _Seeing:

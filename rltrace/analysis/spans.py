@@ -9,8 +9,9 @@ import msgspec
 
 from rltrace.analysis.intervals import Intervals, covered_ns, cut, total_ns, union
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.observations import Intervalled, Observations, Seen
+from rltrace.analysis.observations import Intervalled, Observations, Seen, has_own_figures
 from rltrace.analysis.steps import StepWindows
+from rltrace.read.removed import Total
 
 
 class SpanFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +26,7 @@ class SpanFigures(msgspec.Struct, frozen=True, kw_only=True):
     processes: int
     """How many processes have such a span."""
     count: int
-    """How many have ended."""
+    """How many have ended, those included of which only totals are left."""
     open: int
     """How many have begun and not ended: they are under way, or their process died."""
     seconds: float
@@ -57,7 +58,10 @@ def _spans(seen: Observations, windows: StepWindows, *, of_hooks: bool) -> list[
         spans = process.automatic_spans if of_hooks else process.own_spans
         for (name, method), kept in spans.items():
             found.setdefault((name, method, process.process.role), []).append((process, kept))
-    figures = [_figures(*key, members, seen, windows) for key, members in found.items()]
+    totals = _totals(seen, of_hooks=of_hooks)
+    for key in totals:
+        found.setdefault(key, [])
+    figures = [_figures(*key, members, totals.get(key, {}), seen, windows) for key, members in found.items()]
     return sorted(figures, key=lambda span: (-span.seconds, span.name, span.method or "", span.role))
 
 
@@ -66,24 +70,40 @@ def _figures(
     method: str | None,
     role: str,
     members: list[tuple[Seen, Intervalled]],
+    totals: dict[str, Total],
     seen: Observations,
     windows: StepWindows,
 ) -> SpanFigures:
     lengths_ns = [rows[:, 1] - rows[:, 0] for rows in (kept.ended() for _, kept in members)]
+    removed = sum(totals.values(), Total(0, 0, 0))
     covered = [(process.lane, kept.rows(seen.open_until_ns(process))) for process, kept in members]
-    count, seconds = sum(map(len, lengths_ns)), sum(int(of.sum()) for of in lengths_ns) / 1e9
+    ended = sum(map(len, lengths_ns))
+    count = ended + removed.many
+    seconds = (sum(int(of.sum()) for of in lengths_ns) + removed.total_ns) / 1e9
+    longest_ns = max([removed.longest_ns, *(int(of.max()) for of in lengths_ns if len(of))])
     return SpanFigures(
         name=name,
         method=method,
         role=role,
-        processes=len(members),
+        processes=len({process.process.key for process, _ in members} | totals.keys()),
         count=count,
-        open=sum(len(rows) for _, rows in covered) - count,
+        open=sum(len(rows) for _, rows in covered) - ended,
         seconds=seconds,
         mean_seconds=seconds / count if count else None,
-        max_seconds=float(max(int(of.max()) for of in lengths_ns if len(of))) / 1e9 if count else None,
+        max_seconds=float(longest_ns) / 1e9 if count else None,
         share=_share(covered, windows),
     )
+
+
+def _totals(seen: Observations, *, of_hooks: bool) -> dict[tuple[str, str | None, str], dict[str, Total]]:
+    """Return the totals of spans that were removed, by name, method and role, and by the key of their process."""
+    found: dict[tuple[str, str | None, str], dict[str, Total]] = {}
+    for process in seen.processes:
+        for group, total in process.process.removed.totals.items():
+            if group.is_automatic == of_hooks and not has_own_figures(group.name, is_automatic=of_hooks):
+                of_name = found.setdefault((group.name, group.method, process.process.role), {})
+                of_name[process.process.key] = of_name.get(process.process.key, Total(0, 0, 0)) + total
+    return found
 
 
 def _share(members: list[tuple[Lane, Intervals]], windows: StepWindows) -> float | None:

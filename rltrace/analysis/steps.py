@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.intervals import Intervals
 from rltrace.analysis.lanes import Lane, order
-from rltrace.analysis.observations import REWARD_MEAN, TOKENS, TOKENS_PER_SECOND, Observations, Samples, Seen
-from rltrace.events import Span
+from rltrace.analysis.observations import Observations, Samples, Seen
+from rltrace.events import BRIEF, REWARD_MEAN, TOKENS, TOKENS_PER_SECOND, Span
 
 FIRST = 1
 """The window of the first step; the one before it is the start-up."""
@@ -39,6 +39,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of what that said, with secrets redacted; None where it said nothing or nobody recorded it."""
     recorded: bool
     """False if recording was paused in it, so that only its length is known (`rltrace overhead` does that)."""
+    brief: bool
+    """Whether spans of it are missing on purpose: they were not to be recorded (`--record-steps`), or were removed to
+    keep to the disk budget. Phases, memory at their boundaries and errors are there; after a removal also weight sync
+    and requests. It counts in `steady` only if all steps are like that."""
     steady: bool
     """Whether the step counts in `steady`."""
     inferred: bool
@@ -80,7 +84,12 @@ class StepWindows:
         """For each window, whether anything in it was recorded."""
         self.finished = [True, *map(_is_finished, self.spans)]
         """For each window, whether its step is over and was not aborted."""
-        whole = [place for place in range(1, len(windows)) if self.recorded[place] and self.finished[place]]
+        known = seen.recording.brief_steps
+        self.brief = [False, *(span.args.get(BRIEF) is True for span in self.spans)]
+        self.brief = [is_said or number in known for is_said, number in zip(self.brief, self.numbers, strict=True)]
+        """For each window, whether only what figures of its step are made of is left of it, or was recorded at all."""
+        over = [place for place in range(1, len(windows)) if self.recorded[place] and self.finished[place]]
+        whole = [place for place in over if not self.brief[place]] or over
         later = [place for place in whole if place != FIRST or seen.recording.steps_are_chosen]
         self.steady = later or whole
         """Windows of the steps that a mean is computed over. The first step warms up kernels, communicators and caches,
@@ -136,6 +145,7 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
         error=_error(span),
         error_message=_error_message(span),
         recorded=_is_recorded(span),
+        brief=windows.brief[place],
         steady=place in windows.steady,
         inferred=span.is_inferred,
         reward_mean=numbers.pop(REWARD_MEAN, None),

@@ -31,7 +31,7 @@ from rltrace.analysis.untraced import Untraced, untraced
 from rltrace.analysis.weight_sync import RankSync, rank_syncs
 from rltrace.events import STEP
 from rltrace.host.garbage_collector import without_collection
-from rltrace.read.recording import Recording
+from rltrace.read.recording import Process, Recording
 
 VERSION = 2
 """Version of the JSON: it is raised when a key is removed or changes its meaning, not for a new key."""
@@ -95,6 +95,24 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """Segments that were dropped, oldest first, to keep to `--max-disk` or `max_bytes`."""
     dropped_bytes: int
     """Size of these segments."""
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """What was removed from a process to keep to the disk budget. Totals of it are left: they are in `own_spans` and
+    `hook_spans`."""
+
+    process_key: str
+    """The process's folder in the Recording."""
+    first_step: int | None
+    """The first step that is in brief; None if what went was before the first step, or the run has no steps."""
+    last_step: int | None
+    """The last one."""
+    spans: int
+    """Spans of which only totals are left."""
+    samples: int
+    """Samples that went; those of memory at the boundaries of phases stay."""
+    arrows: int
+    """Ends of arrows that went."""
 
 
 class UnidentifiedProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,6 +239,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     cannot be told from another of its type that an inner span had and that was caught."""
     losses: list[Losses]
     """One item per process that lost something; empty if none did."""
+    removed: list[Removed]
+    """One item per process of which spans were removed to keep to the disk budget; empty in nearly all runs."""
     unidentified: list[UnidentifiedProcess]
     """One item per process that is in no other figure, because its identity is unknown; empty if there is none."""
     unsealed: list[Unsealed]
@@ -294,6 +314,7 @@ def _analyse(recording: Recording) -> Analysed:
         open_spans=open_spans(seen),
         errors=span_errors(seen, windows),
         losses=losses(recording),
+        removed=[_removed(process) for process in recording.processes if process.removed.totals],
         unidentified=[
             UnidentifiedProcess(process_key=process.key, pid=process.pid, unreadable_events=process.records)
             for process in recording.unidentified
@@ -337,6 +358,19 @@ def _is_complete(found: Sequence[ProcessFigures]) -> bool | None:
     if states == {"ended"}:
         return True
     return None if states and states <= {"ended", "gone"} else False
+
+
+def _removed(process: Process) -> Removed:
+    gone = process.removed
+    steps = [step for group in gone.totals for step in (group.first_step, group.last_step) if step is not None]
+    return Removed(
+        process_key=process.key,
+        first_step=min(steps, default=None),
+        last_step=max(steps, default=None),
+        spans=sum(total.many for total in gone.totals.values()),
+        samples=gone.samples,
+        arrows=gone.flows,
+    )
 
 
 def losses(recording: Recording) -> list[Losses]:

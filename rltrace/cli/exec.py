@@ -14,8 +14,10 @@ from rltrace.cli.runs import (
     TRACING_HELP,
     bound,
     check_disabled,
+    choose,
     claim,
     in_shell,
+    record_options,
     require_linux,
     say_what_is_lost,
     show,
@@ -57,10 +59,19 @@ def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) ->
     callback=_chosen,
     help="Record every GPU allocation of these steps, such as 3 or 5-7,10; they take a little longer.",
 )
+@record_options
 @MAX_DISK_OPTION
 @SAMPLE_OPTION
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def exec_(out: str | None, allocations: str, max_disk: str, sample_seconds: float, command: tuple[str, ...]) -> int:
+def exec_(
+    out: str | None,
+    allocations: str,
+    record_steps: str,
+    record_ranks: str,
+    max_disk: str,
+    sample_seconds: float,
+    command: tuple[str, ...],
+) -> int:
     """Run any COMMAND, and record it.
 
     It records all Python processes of COMMAND without any edit: rltrace exec -- python train.py. The exit code is that
@@ -73,6 +84,7 @@ def exec_(out: str | None, allocations: str, max_disk: str, sample_seconds: floa
     check_disabled()
     folder = claim(out, list(command), {})
     say(f"recording into {folder}, {bound(folder, max_disk)}")
+    choose(record_steps, record_ranks)
     if allocations:
         os.environ[allocation_steps.VARIABLE] = allocations
     outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds)

@@ -20,8 +20,10 @@ from rltrace.cli.runs import (
     TRACING_HELP,
     bound,
     check_disabled,
+    choose,
     claim,
     in_shell,
+    record_options,
     require_linux,
     say_what_is_lost,
     show,
@@ -39,9 +41,18 @@ _INTERRUPTS = {"SIGINT": "SIGINT (Ctrl-C)", "SIGHUP": "SIGHUP (the terminal was 
 @click.argument("config", type=click.Path())
 @click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
 @click.option("--force", is_flag=True, help="Try untested versions of vLLM, and GPUs that others use too.")
+@record_options
 @MAX_DISK_OPTION
 @SAMPLE_OPTION
-def run(config: str, out: str | None, force: bool, max_disk: str, sample_seconds: float) -> int:
+def run(
+    config: str,
+    out: str | None,
+    force: bool,
+    record_steps: str,
+    record_ranks: str,
+    max_disk: str,
+    sample_seconds: float,
+) -> int:
     """Run the GRPO example as CONFIG says, and record it.
 
     CONFIG is a YAML file such as examples/laptop.yaml. It is checked completely before anything starts. To
@@ -53,6 +64,7 @@ def run(config: str, out: str | None, force: bool, max_disk: str, sample_seconds
     settings = checked(config, force)
     check_disabled()
     folder = claim(out, ["rltrace", "run", config], settings)
+    choose(record_steps, record_ranks)
     limit = bound(folder, max_disk)
     if not is_quiet():
         show(echo, f"recording into {folder}, {limit}; starting {_ranks(settings)}, which takes a while ...")

@@ -18,7 +18,7 @@ from rltrace import plugins
 from rltrace.cli.echo import echo
 from rltrace.errors import RecordingError, RltraceError
 from rltrace.limits import LIMITS, NO_LIMITS, Limits
-from rltrace.record import disk_account, disk_budget, manifest
+from rltrace.record import chosen_steps, disk_account, disk_budget, manifest
 from rltrace.record.announcement import complain
 from rltrace.record.lifecycle import default_folder
 from rltrace.run.sampler import INTERVAL_SECONDS
@@ -55,6 +55,45 @@ def _checked_budget(_context: click.Context, _parameter: click.Parameter, text: 
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return text
+
+
+def _checked_numbers(_context: click.Context, parameter: click.Parameter, text: str) -> str:
+    try:
+        if text:
+            chosen_steps.parse(text, has_periods=parameter.name == "record_steps")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return text
+
+
+_RECORD_STEPS = click.option(
+    "--record-steps",
+    metavar="STEPS",
+    default="",
+    envvar=chosen_steps.STEPS_VARIABLE,
+    callback=_checked_numbers,
+    help="Record only these steps in full, such as 100-110,every:50; of others, phases, memory and errors.",
+)
+_RECORD_RANKS = click.option(
+    "--record-ranks",
+    metavar="RANKS",
+    default="",
+    envvar=chosen_steps.RANKS_VARIABLE,
+    callback=_checked_numbers,
+    help="Record only these ranks in full, such as 0,8-15.",
+)
+
+
+def record_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose what is recorded in full."""
+    return _RECORD_STEPS(_RECORD_RANKS(command))
+
+
+def choose(record_steps: str, record_ranks: str) -> None:
+    """Have the processes of a run record only these steps and ranks in full."""
+    for variable, text in ((chosen_steps.STEPS_VARIABLE, record_steps), (chosen_steps.RANKS_VARIABLE, record_ranks)):
+        if text:
+            os.environ[variable] = text
 
 
 MAX_DISK_OPTION = click.option(

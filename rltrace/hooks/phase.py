@@ -17,6 +17,7 @@ def phase(name: str, /, **args: Any) -> LiveSpan | NoSpan:
         name: `subject.action`.
         **args: Recorded with the beginning.
     """
+    spans.phase_begins()
     return OwnPhase(name, 0, 0, {**args, "phase": True}) if spans.is_recording() else NoSpan()
 
 

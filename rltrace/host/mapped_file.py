@@ -19,10 +19,15 @@ _MAP_FIXED = 0x10
 """A constant that Python's `mmap` does not define."""
 
 
-def map_new_file(path: Path, size_bytes: int) -> mmap.mmap:
+def map_new_file(path: Path, size_bytes: int, spare_bytes: int = 0) -> mmap.mmap:
     """Create a file with all its blocks allocated, and map it.
 
     A file of that name, left by a call that was interrupted, is overwritten.
+
+    Args:
+        path: The file.
+        size_bytes: Its size.
+        spare_bytes: How many of them, at its end, are not mapped.
 
     Raises:
         OSError: the disk is full, the folder cannot be written, or files may not be that large. Without the allocation,
@@ -33,7 +38,7 @@ def map_new_file(path: Path, size_bytes: int) -> mmap.mmap:
         # Unbuffered, and closed by its own death if a signal handler raises between the two halves of `with`.
         with open(path, "w+b", buffering=0) as file:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
-            return _map(file.fileno(), size_bytes)
+            return _map(file.fileno(), size_bytes - spare_bytes)
     except own_failure(OSError):
         path.unlink(missing_ok=True)
         raise

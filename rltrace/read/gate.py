@@ -161,10 +161,28 @@ def _rank(value: Any) -> int:
     return int(whole(0, 2**31)(value))
 
 
+def _removed_row(value: Any) -> list[Any]:
+    """Check for a total of spans: between which steps, their name, a call's method, whether a hook made them, the
+    exception that ended them; how many, how long together, and the longest."""
+    if not isinstance(value, list) or len(value) != len(_REMOVED_ROW):
+        raise _UnfitError
+    return [check(item) for check, item in zip(_REMOVED_ROW, value, strict=True)]
+
+
 _time_ns = whole(0, MOST_NS)
 _count = whole(0, 2**53)
 _size = whole(0, MOST_BYTES)
 
+
+_REMOVED_ROW: tuple[Check, ...] = (
+    *[maybe(whole(-(2**63), 2**63 - 1))] * 2,
+    text,
+    maybe(text),
+    truth,
+    maybe(text),
+    _count,
+    *[whole(0, 2**63 - 1)] * 2,
+)
 
 # ---------------------------------------------------------------- lines
 
@@ -246,6 +264,18 @@ LINES: dict[str, Check] = {
 }
 """What a process says about itself, and others say about it, by kind of line. An unknown kind is from a later
 release."""
+
+REMOVED = record(
+    {
+        "segment": text,
+        "bytes": _size,
+        "crc32": whole(0, 2**32 - 1),
+        "spans": Field(many(_removed_row)),
+        "samples": Field(_count),
+        "flows": Field(_count),
+    }
+)
+"""What was removed from a segment, or of several steps together: see `read/removed.py`."""
 
 ENDING = record({"exit_code": Field(whole(-(2**31), 2**31)), "interrupted_by": Field(maybe(whole(1, 128)))})
 

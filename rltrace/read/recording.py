@@ -22,7 +22,7 @@ from rltrace.events import AUTOMATIC, MARKED_SINCE, SAMPLER, STEP, VERSION, Args
 from rltrace.host import clock, regular_file
 from rltrace.host.clock import Domain
 from rltrace.limits import LIMITS, Limits
-from rltrace.read import alignment, archive, ending, engines, gate, order, unmarked
+from rltrace.read import alignment, archive, ending, engines, gate, order, removed, unmarked
 from rltrace.read.alignment import Alignment
 from rltrace.read.crossing import Crossing
 from rltrace.read.ending import Ending
@@ -44,6 +44,9 @@ from rltrace.record.process import (
 )
 
 Event = Span | Counter
+
+MOST_MERGED = 1000
+"""How many steps one total is about at most."""
 
 MOST_NAMES = 20_000
 """How many names of spans a reader remembers something about."""
@@ -199,6 +202,13 @@ class Recording:
         """Return the clock domain of the process that made the Recording; older ones do not say."""
         said = self.manifest.get("clock_domain")
         return (str(said.get("boot_id")), str(said.get("time_namespace"))) if said else None
+
+    @cached_property
+    def brief_steps(self) -> frozenset[int]:
+        """Return the steps of which something was removed to keep to a disk budget."""
+        groups = {(group.first_step, group.last_step) for process in self.processes for group in process.removed.totals}
+        known = [(first, last) for first, last in groups if first is not None and last is not None]
+        return frozenset(step for first, last in known for step in range(first, min(last, first + MOST_MERGED) + 1))
 
     @property
     def is_live(self) -> bool:
@@ -639,6 +649,11 @@ class Process:
         return time_ns if self.alignment is None else time_ns + self.alignment.shift_ns(time_ns)
 
     @cached_property
+    def removed(self) -> removed.Removed:
+        """What was removed from its segments to keep to a disk budget, and is known by totals only."""
+        return removed.read(self.folder, self.limits)
+
+    @cached_property
     def _counts(self) -> memoryview:
         try:
             data = regular_file.read(self.folder / COUNTS, self.limits)
@@ -751,6 +766,8 @@ class Process:
             name: Name of its file.
             content: Content of the file.
         """
+        if checksum.of_bytes(content) in self.removed.segments.get(name, ()):
+            return True
         seal = self._seals.get(name)
         if seal is None:
             if self._closed_segments is not None:

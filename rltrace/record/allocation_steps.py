@@ -8,9 +8,11 @@ library only, because every process loads it.
 from __future__ import annotations
 
 import json
+import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rltrace.host.interruption import own_failure
 
@@ -66,6 +68,14 @@ def _append(folder: Path, said: Iterable[str]) -> None:
     if text := "".join(f"{line}\n" for line in said):
         with (folder / FILE).open("a") as file:
             file.write(text)
+
+
+def step_number(args: Mapping[str, Any], place: int) -> int | None:
+    """Return the number of a step's span; one without a number has its place, as in `summary`."""
+    try:
+        return operator.index(args["step"]) if "step" in args else place
+    except own_failure(TypeError):
+        return None
 
 
 class RunningSteps:

@@ -25,7 +25,7 @@ from rltrace.host.mapped_file import require_size
 from rltrace.record import checksum, disk_budget
 from rltrace.record.manifest import LINES, PROCESSES, started_ticks, to_json
 from rltrace.record.process import is_of_this_host, pid_of
-from rltrace.record.segment import FIRST_BYTES, NEXT_BYTES
+from rltrace.record.segment import SIZES
 
 FILE = "disk.account"
 
@@ -126,17 +126,49 @@ class DiskAccount:
             with suppress_own(OSError), self._opened() as descriptor:  # if not, less is left for others
                 self._change(descriptor, -size_bytes)
 
-    def remove(self, segment: Path) -> int | None:
-        """Remove a segment of this process, and say so in its lines; return its size, None if that did not work now."""
+    def remove(self, segment: Path, by: str | None = None) -> int | None:
+        """Remove a segment, and say so in the lines of its process; return its size, None if that did not work now.
+
+        Args:
+            segment: Its file.
+            by: Key of the process that makes room for the host; None if a process keeps to its own bound.
+        """
         try:
             if self.budget_bytes is None:
                 size_bytes = segment.stat().st_size
-                _remove(segment, size_bytes, by=None)
+                _remove(segment, size_bytes, by)
                 return size_bytes
             with self._locked() as descriptor:
-                return self._remove(descriptor, segment, by=None)
+                return self._remove(descriptor, segment, by)
         except own_failure(OSError):
             return None
+
+    def replace(self, segment: Path, content: bytes) -> bool:
+        """Replace a segment that nobody writes to by a shorter form of it; return whether that could be done now.
+
+        A kill in the middle leaves one of the two forms, and at worst counts the longer one.
+        """
+        if self.budget_bytes is None:
+            return False
+        new_bytes = on_disk(len(content))
+        unfinished = segment.with_suffix(".brief")
+        try:
+            self.take(new_bytes)
+            try:
+                unfinished.write_bytes(content)
+                with self._locked() as descriptor:
+                    entries = _read(descriptor)
+                    at, old_bytes = _entry_of(entries, segment.parent.name), on_disk(segment.stat().st_size)
+                    os.replace(unfinished, segment)
+                    if at is not None:
+                        removed = _value(entries, at, _REMOVED) + old_bytes - new_bytes
+                        _write(descriptor, at + 8 * _REMOVED, removed)
+            finally:
+                unfinished.unlink(missing_ok=True)
+                self.give_back(new_bytes)
+        except own_failure(OSError):
+            return False
+        return True
 
     def held_bytes(self) -> int:
         """Return what all processes of this host hold."""
@@ -212,7 +244,7 @@ class DiskAccount:
         with suppress_own(FileNotFoundError), os.scandir(self._recording / PROCESSES) as folders:
             for entry in folders:
                 if is_of_this_host(entry.name):
-                    found += closed_in(Path(entry.path))
+                    found += [one for one in closed_in(Path(entry.path)) if one.size_bytes]
         return sorted(found)
 
     @contextlib.contextmanager
@@ -272,6 +304,17 @@ def open_account(recording: Path) -> int | None:
     finally:
         unfinished.unlink(missing_ok=True)
     return _budget(path)
+
+
+def share_used(recording: Path) -> float:
+    """Return which share of the budget the processes of this host have taken; 0 without a bound."""
+    try:
+        with open(recording / FILE, "rb", buffering=0) as file:
+            content = file.read()
+    except own_failure(OSError):
+        return 0.0
+    budget_bytes = int(_HEAD.unpack_from(content)[1]) if len(content) >= _ENTRY_BYTES else 0
+    return _sum(content[: len(content) // _ENTRY_BYTES * _ENTRY_BYTES]) / budget_bytes if budget_bytes else 0.0
 
 
 def _budget(path: Path) -> int | None:
@@ -349,7 +392,7 @@ def closed_in(folder: Path) -> list[Closed]:
                 if not file.name.endswith(".seg") or not file.name[:-4].isdecimal():
                     continue
                 status = file.stat(follow_symlinks=False)
-                if not (may_write and status.st_size in (FIRST_BYTES, NEXT_BYTES)):
+                if not (may_write and status.st_size in SIZES):
                     found.append(Closed(status.st_mtime_ns, Path(file.path), status.st_size))
     except own_failure(OSError):  # it is gone
         pass

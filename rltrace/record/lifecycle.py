@@ -13,7 +13,7 @@ from typing import Any
 
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure, suppress_own
-from rltrace.record import cluster, manifest, spans
+from rltrace.record import chosen_steps, cluster, manifest, spans
 from rltrace.record.announcement import complain, say, say_once
 from rltrace.record.cluster import DIR_VARIABLE, HOOKS_VARIABLE, PARENT_VARIABLE
 from rltrace.record.process import process_key
@@ -99,6 +99,7 @@ def join(
         complain(f"not recording: {recording} cannot be written: {error}")
         return None
     spans.record_with(recorder)
+    chosen_steps.follow(recorder)
     return path
 
 
@@ -111,6 +112,7 @@ def stop() -> None:
     spans.record_with(None)
     if recorder is None:
         return
+    chosen_steps.forget()
     atexit.unregister(stop)
     if os.environ.get(PARENT_VARIABLE) == recorder.key:
         os.environ.pop(DIR_VARIABLE, None)

@@ -8,11 +8,19 @@ from pathlib import Path
 from rltrace.host.interruption import own_failure
 from rltrace.host.mapped_file import map_new_file
 
-FIRST_BYTES = 64 * 1024
-"""Size of a thread's first segment: three hundred threads of one span each must not cost 300 MiB."""
+FIRST_BYTES = 16 * 1024
+"""Size of a thread's first segment: ten thousand threads of one span each must not cost 10 GiB."""
+
+SECOND_BYTES = 128 * 1024
 
 NEXT_BYTES = 1024 * 1024
 """Size of every later one: small enough that creating it stalls the thread by less than a millisecond."""
+
+SIZES = (FIRST_BYTES, SECOND_BYTES, NEXT_BYTES)
+
+SPARE_BYTES = 1
+"""What is never written at the end of a segment: so one that is closed, and cut behind its last record, has none of
+these sizes."""
 
 REUSE_BYTES = 4 * 1024
 """A dead thread's segment with less room than this is not reused."""
@@ -29,7 +37,7 @@ class Segment:
         Raises:
             OSError: the disk is full or the folder cannot be written.
         """
-        self.map = map_new_file(path, size_bytes)
+        self.map = map_new_file(path, size_bytes, SPARE_BYTES)
         self.path = path
         self.size_bytes = size_bytes
         """What the file takes: less once it is closed."""

@@ -8,6 +8,7 @@ traced program. The wire format is in `docs/format.md`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from asyncio import _get_running_loop
@@ -16,12 +17,13 @@ from numbers import Integral
 from typing import Any, Literal, cast
 
 from rltrace.dependencies import msgspec
-from rltrace.events import AUTOMATIC
+from rltrace.events import AUTOMATIC, PHASES, STEP_FIGURES, is_of_bytes
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record.encoding import encode, encode_anyhow
 from rltrace.record.error_message import error_args, message_of
 from rltrace.record.segment import Segment
+from rltrace.record.unwritten import Unsaid, Unwritten
 from rltrace.record.writer import Held, Recorder, typed_spans
 
 if sys.version_info < (3, 14):
@@ -213,9 +215,9 @@ class AutomaticSpan(LiveSpan, array_like=True, gc=False, tag=AUTOMATIC):
     """A span that a hook makes. On the wire: `[0, name, task, start_ns, args, true]`."""
 
 
-_make_span: Callable[..., LiveSpan] = LiveSpan
-"""What `span` makes; in a process where spans of a name are watched, it makes something else."""
-_make_automatic_span: Callable[..., LiveSpan] = AutomaticSpan
+_make_span: Callable[..., Any] = LiveSpan
+"""What `span` makes; in a process where spans are watched, or not all are recorded, it makes something else."""
+_make_automatic_span: Callable[..., Any] = AutomaticSpan
 
 
 # Fields that only a keyword sets come last on the wire, so `ok` is the last byte here too.
@@ -281,7 +283,7 @@ def automatic_span(name: str, /, **args: Any) -> LiveSpan | NoSpan:
 
 def phase(name: str, /, **args: Any) -> LiveSpan | NoSpan:
     """Make a span that partitions its rank's step: phases of one rank do not overlap."""
-    return _NO_SPAN if _recorder is None else LiveSpan(name, 0, 0, {**args, "phase": True})
+    return _NO_SPAN if _recorder is None else _make_span(name, 0, 0, {**args, "phase": True})
 
 
 def end_lost(before: Any, interruption: BaseException) -> None:
@@ -295,43 +297,179 @@ def end_lost(before: Any, interruption: BaseException) -> None:
         newest.end_interrupted(interruption)
 
 
+# ---------------------------------------------------------------- watching, and being brief
+
+_Watcher = tuple[Callable[[dict[str, Any]], Any], Callable[[Any], None]]
+_watchers: dict[str, list[_Watcher]] = {}
+"""Who is told when spans of a name begin and end."""
+_look: Callable[[], None] | None = None
+"""Who is told where phases begin."""
+_always: frozenset[str] | None = None
+"""Names of the spans that are recorded anyway, while not everything is; None while everything is."""
+_encode_sample = encode
+
+
 def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Callable[[Any], None]) -> Callable[[], None]:
-    """Report the spans of a name that are made from here on, without typed ones; there can be one watcher at a time.
+    """Report the spans of a name that are made from here on, without typed ones.
 
     It costs nothing if nobody watches.
 
     Args:
         watched: Name of the spans.
-        begin: Called with the arguments before a span begins; must not raise.
+        begin: Called with the arguments before a span begins, which it may change; must not raise.
         end: Called with what `begin` returned after the span has ended; must not raise.
 
     Returns:
         What undoes it.
     """
-    global _make_span, _make_automatic_span
-
-    def maker(kind: type[LiveSpan]) -> Callable[..., LiveSpan]:
-        class WatchedSpan(kind, dict=True, gc=True):  # type: ignore[call-arg, misc, valid-type]
-            def __enter__(self) -> Any:
-                self.token = begin(self.args or {})
-                return kind.__enter__(self)
-
-            def __exit__(self, *error: Any) -> None:
-                kind.__exit__(self, *error)
-                end(self.token)
-
-        def make(name: str, task: int, start_ns: int, args: dict[str, Any]) -> LiveSpan:
-            return (WatchedSpan if name == watched else kind)(name, task, start_ns, args)
-
-        return make
+    watcher = begin, end
+    _watchers.setdefault(watched, []).append(watcher)
+    _choose_makers()
 
     def undo() -> None:
-        global _make_span, _make_automatic_span
-        if _make_span is own:
-            _make_span, _make_automatic_span = LiveSpan, AutomaticSpan
+        if watcher in _watchers.get(watched, []):
+            _watchers[watched].remove(watcher)
+            _choose_makers()
 
-    _make_span, _make_automatic_span = own, _ = maker(LiveSpan), maker(AutomaticSpan)
     return undo
+
+
+def watch_phases(look: Callable[[], None] | None) -> None:
+    """Call `look` where a phase begins, before it does; it must not raise. None: nobody wants that any more."""
+    global _look
+    _look = look
+    _choose_makers()
+
+
+def phase_begins() -> None:
+    """Tell whoever watches phases that one is about to begin."""
+    if _look is not None:
+        _look()
+
+
+def be_brief(always: frozenset[str] | None) -> None:
+    """Record only spans of these names, phases, spans that an exception leaves, and samples of bytes and of a step's
+    figures; None: everything."""
+    global _always, _encode_sample
+    if always != _always:
+        _always = always
+        _encode_sample = encode if always is None else _encode_if_kept
+        if always is not None:
+            _make_typed_brief()
+        _choose_makers()
+
+
+def _choose_makers() -> None:
+    global _make_span, _make_automatic_span
+    _make_span, _make_automatic_span = _maker(LiveSpan), _maker(AutomaticSpan)
+
+
+def _maker(kind: type[LiveSpan]) -> Callable[..., Any]:
+    """Return what makes spans of a kind: the kind itself if nobody watches."""
+    return _attentive_maker(kind) if _look or _always is not None or any(_watchers.values()) else kind
+
+
+@functools.cache
+def _attentive_maker(kind: type[LiveSpan]) -> Callable[..., Any]:
+    class WatchedSpan(kind, dict=True, gc=True):  # type: ignore[call-arg, misc, valid-type]
+        def __enter__(self) -> Any:
+            watchers = list(_watchers.get(self.name, ()))
+            self.tokens = [(end, begin(self.args or {})) for begin, end in watchers]
+            return kind.__enter__(self)
+
+        def __exit__(self, *error: Any) -> None:
+            kind.__exit__(self, *error)
+            for end, token in self.tokens:
+                end(token)
+
+    def make(name: str, task: int, start_ns: int, args: dict[str, Any]) -> Any:
+        is_phase = name in PHASES or args.get("phase") is True
+        if is_phase:
+            phase_begins()
+        if _watchers.get(name):
+            return WatchedSpan(name, task, start_ns, args)
+        if _always is None or is_phase or name in _always:
+            return kind(name, task, start_ns, args)
+        return Unwritten(name, kind is AutomaticSpan, args, _write_failed)
+
+    return make
+
+
+@functools.lru_cache(4096)
+def _is_always_sampled(name: str) -> bool:
+    return is_of_bytes(name) or name in STEP_FIGURES
+
+
+def _is_kept(name: str) -> bool:
+    return _always is None or _is_always_sampled(name)
+
+
+def _encode_if_kept(record: Any) -> bytes:
+    """Encode a sample; one that is not recorded is no bytes at all."""
+    return encode(record) if _is_kept(record[0]) else b""
+
+
+def _write_first(data: bytes) -> None:
+    """Stand for the segment of a thread that has recorded nothing: a record must get one first."""
+    if data:
+        raise ValueError("this thread has no segment yet")
+
+
+def _write_failed(name: str, is_automatic: bool, start_ns: int, args: dict[str, Any]) -> None:
+    """Write a span that an exception has left, which was not written when it began."""
+    record = (name, 0, start_ns, _now_ns(), args, True)
+    _write((AUTOMATIC, *record) if is_automatic else record)
+
+
+_is_typed_brief = False
+
+
+def _make_typed_brief() -> None:
+    """Have typed spans ask from here on whether they are recorded: they are made without a function of ours."""
+    global _is_typed_brief
+    if _is_typed_brief:
+        return
+    _is_typed_brief = True
+    enter, leave = _Enterable.__enter__, _Enterable.__exit__
+    end_interrupted, add = _Enterable.end_interrupted, _Enterable.set
+
+    def enter_briefly(span: Any) -> Any:
+        if _always is None or _recorder is None or _declaration(span)["name"] in _always:
+            return enter(span)
+        span.start_ns, span.args = _now_ns(), Unsaid()
+        return span
+
+    def leave_briefly(span: Any, kind: Any, error: Any = None, traceback: object = None, /) -> None:
+        if span.args.__class__ is not Unsaid:
+            leave(span, kind, error, traceback)
+        elif kind is not None and kind is not GeneratorExit and _recorder is not None:
+            said = _declaration(span)
+            values = {field: getattr(span, f"field{n}") for n, field in enumerate(said["fields"])}
+            args = {**values, **span.args, "error": kind.__name__, **message_of(error)}
+            _write_failed(said["name"], said.get("automatic", False), span.start_ns, args)
+
+    def end_briefly(span: Any, interruption: BaseException | None) -> None:
+        if span.args.__class__ is not Unsaid:
+            end_interrupted(span, interruption)
+        elif interruption is not None:
+            leave_briefly(span, type(interruption), interruption)
+
+    def add_briefly(span: Any, /, **late_args: Any) -> None:
+        if span.args.__class__ is Unsaid:
+            span.args.update(late_args)
+        else:
+            add(span, **late_args)
+
+    TypedSpan.__enter__, TypedSpan.__exit__ = enter_briefly, leave_briefly  # type: ignore[method-assign]
+    TypedSpan.end_interrupted, TypedSpan.set = end_briefly, add_briefly  # type: ignore[method-assign, assignment]
+
+
+def _declaration(span: Any) -> dict[str, Any]:
+    number: int = span.__struct_config__.tag
+    return typed_spans[-1 - number]
+
+
+# ---------------------------------------------------------------- finished spans, samples and arrows
 
 
 def span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0, **args: Any) -> None:
@@ -358,10 +496,17 @@ def automatic_span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0
 def _write_finished(record: tuple[Any, ...], start_ns: int, end_ns: int, lane: int) -> None:
     if _recorder is None:
         return
+    if _always is not None and not _is_kept_finished(record):
+        return
     if 0 <= _whole(start_ns) <= _whole(end_ns) < _END_NS and -_END_NS < _whole(lane) < _END_NS:
         _write(record)
     else:
         _recorder.lose()
+
+
+def _is_kept_finished(record: tuple[Any, ...]) -> bool:
+    name, args = record[-6], record[-2]
+    return _always is None or name in _always or name in PHASES or "error" in args or args.get("phase") is True
 
 
 _END_NS = 2**63
@@ -378,15 +523,20 @@ def counter(name: str, value: float, /) -> None:
     if _recorder is None:
         return
     try:
-        _local.write(encode((name, _now_ns(), value, True)))
+        _local.write(_encode_sample((name, _now_ns(), value, True)))
     except own_failure():
-        _write_slowly((name, _now_ns(), value, True))
+        if _is_kept(name):
+            _write_slowly((name, _now_ns(), value, True))
+        else:  # the thread has no segment, and needs none yet
+            _local.__dict__.setdefault("write", _write_first)
 
 
 def counter_at(name: str, ts_ns: int, value: float, /) -> None:
     """Record a value with the time at which it held, read elsewhere from `clock.now_ns`; lost if no clock shows that
     time."""
     if _recorder is None:
+        return
+    if _always is not None and not _is_kept(name):
         return
     if 0 <= _whole(ts_ns) < _END_NS:
         _write((name, ts_ns, value, True))
@@ -402,6 +552,8 @@ def flow(key: str, direction: Literal["out", "in"], /) -> None:
         direction: "out" where the arrow leaves, "in" where it arrives.
     """
     if _recorder is None:
+        return
+    if _always is not None:
         return
     loop = _get_running_loop()
     task = None if loop is None else _task_of(loop)

@@ -30,7 +30,7 @@ from rltrace.record.process import (
     process_key,
     sound_fields,
 )
-from rltrace.record.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
+from rltrace.record.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, SIZES, Segment
 
 RETRY_NS = 1_000_000_000
 """How long to wait after a full disk before trying again to make a segment or the process's folder."""
@@ -451,7 +451,9 @@ class Recorder:
         return None
 
     def _new_segment(self, held: Held | None, needed_bytes: int) -> Segment:
-        size_bytes = FIRST_BYTES if held is None and needed_bytes < FIRST_BYTES else NEXT_BYTES
+        before_bytes = 0 if held is None else held.segment.size_bytes
+        larger = (size for size in SIZES if size > max(before_bytes, needed_bytes))
+        size_bytes = next(larger, NEXT_BYTES)
         self._wait_for_space()
         self._drop_oldest(size_bytes)
         assert self._disk is not None

@@ -34,7 +34,7 @@ from rltrace.host import clock
 from rltrace.host.parents import running_parent_of
 from rltrace.read import ending
 from rltrace.read.recording import Process
-from rltrace.record import allocation_steps, cluster
+from rltrace.record import allocation_steps, chosen_steps, cluster, disk_account
 from rltrace.record.announcement import complain
 from rltrace.record.manifest import LINES, PROCESSES
 from rltrace.record.process import append_exit
@@ -55,6 +55,11 @@ COLLECT_SECONDS = 300.0
 """How long collecting what other hosts recorded may take."""
 LEAVE_SECONDS = 10.0
 """How long daemons may take to end by themselves after a command that ended well; then they are told to."""
+
+DISK_SECONDS = 0.5
+"""Time between two looks at the disk budget."""
+KEEPER_SHARE = 0.5
+"""Share of the disk budget above which a process of ours gets ready to make old steps brief."""
 
 FILES_LEFT = 64
 """Files that pidfds must leave free of those we may open; there is one pidfd per process that records."""
@@ -231,6 +236,9 @@ class _Supervisor:
         self.collecting: Sidecar | None = None
         """The sidecar that reads the clocks of a cluster's nodes and collects from them, if the driver joined a
         cluster."""
+        self.keeping: Sidecar | None = None
+        """The sidecar that keeps to the disk budget, if so much was recorded."""
+        self.look_at_disk_s = 0.0
         self.group_watcher = group_watcher
         """None if there is none: then every signal that reaches us is forwarded."""
         self.tried = tried or _Tried()
@@ -251,6 +259,7 @@ class _Supervisor:
             self._reap()
             self.tried(self._look_for_deaths)
             self.tried(self._collect_from_cluster)
+            self.tried(self._keep_to_budget)
             if self.deadline is not None and time.monotonic() > self.deadline:
                 break
         code = self.exit_codes.get(self.pid)
@@ -258,6 +267,7 @@ class _Supervisor:
             self._command_was_killed(-code)
         self.tried(self._finish, self.collecting, COLLECT_SECONDS)
         self.tried(self._finish, self.sampling, TERMINATE_SECONDS)
+        self.tried(self._finish, self.keeping, TERMINATE_SECONDS)
         self.tried(self._dismiss_bystander)
         self.tried(self._clear, code == 0)
         self.tried(self.watch.close, self.exit_codes, code == 0)
@@ -315,9 +325,19 @@ class _Supervisor:
     def _collect_from_cluster(self) -> None:
         """Start the sidecar that collects, once the driver has said that it joined a cluster."""
         if self.collecting is None and (self.recording / cluster.FILE).exists():
-            chosen = os.environ.get(allocation_steps.VARIABLE, "")
+            chosen = os.environ.get(allocation_steps.VARIABLE, "") or os.environ.get(chosen_steps.STEPS_VARIABLE, "")
             self.collecting = Sidecar("rltrace.run.cluster_sidecar", str(self.recording), chosen)
             self.exit_codes.pop(self.collecting.pid, None)  # of an earlier process
+
+    def _keep_to_budget(self) -> None:
+        """Start the sidecar that makes old steps brief, once enough of the disk budget is spent."""
+        if self.keeping is not None or time.monotonic() < self.look_at_disk_s:
+            return
+        self.look_at_disk_s = time.monotonic() + DISK_SECONDS
+        if disk_account.share_used(self.recording) > KEEPER_SHARE:
+            self.keeping = Sidecar("rltrace.run.disk_keeper", str(self.recording))
+            self.tree.leave_out(self.keeping.pid)
+            self.exit_codes.pop(self.keeping.pid, None)  # of an earlier process
 
     def _finish(self, sidecar: Sidecar | None, seconds: float) -> None:
         """Let a sidecar end within this time, or within `TERMINATE_SECONDS` once the user is in a hurry."""

@@ -63,6 +63,10 @@ class ProcessTree:
         """Stacks of the processes that record. A fork of one has its hooks, and joins the Recording at its first
         span."""
 
+    def leave_out(self, pid: int) -> None:
+        """Take no notice of a process of ours that has just begun."""
+        self._seen.add(pid)
+
     def look(self) -> None:
         """See who is new and who is gone."""
         running = {int(name) for name in os.listdir("/proc") if name.isdigit()}

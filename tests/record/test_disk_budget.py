@@ -114,6 +114,18 @@ def test_what_is_written_stays(folder: Path, process_of: Callable[[Path], Proces
     assert 60_000 - process.dropped_bytes // 400 <= len(kept) + process.lost_events <= 60_000
 
 
+def test_a_full_segment_is_known_as_closed(folder: Path) -> None:
+    """Whatever the last record's length: a segment that its process has left never looks like one that it writes to."""
+    rltrace.start(folder)
+    for length in range(900, 1000):
+        for _ in range(300):
+            rltrace.span_at("work", 1, 2, filler="x" * length)
+    (process,) = folder.glob("processes/*")
+    *left, _ = sorted(process.glob("*.seg"))
+    assert {one.path for one in disk_account.closed_in(process)} == set(left) and len(left) > 3
+    rltrace.stop()
+
+
 def test_no_bound_has_no_account_to_keep(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `none` nothing is counted and nothing is dropped."""
     monkeypatch.setenv(disk_budget.VARIABLE, "none")
@@ -161,5 +173,5 @@ def test_a_broken_account_is_no_reason_to_fail(folder: Path, capsys: pytest.Capt
 def test_kills_never_go_over(tmp_path: Path) -> None:
     """Processes that are killed at random moments and replaced stay within the budget, and leave no hole."""
     folder = tmp_path / "run"
-    run = budgeted_runs.record(folder, budget_bytes=8 * MIB, workers=3, kills=12)
+    run = budgeted_runs.record(folder, budget_bytes=8 * MIB, workers=3, kills=12, between=80_000)
     assert budgeted_runs.check(folder, run) > 10_000, "too little was dropped to prove anything"

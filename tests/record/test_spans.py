@@ -320,12 +320,12 @@ def test_threads_share_a_segment(folder: Path, spans_of: Spans) -> None:
             pass
 
     rltrace.start(folder)
-    for n in range(300):
+    for n in range(100):
         thread = threading.Thread(target=work, args=(n,))
         thread.start()
         thread.join()
     rltrace.stop()
-    assert [span.args["n"] for span in spans_of(folder)] == list(range(300))
+    assert [span.args["n"] for span in spans_of(folder)] == list(range(100))
     assert len(list(folder.glob("processes/*/*.seg"))) == 1
 
 

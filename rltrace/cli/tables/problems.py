@@ -32,9 +32,9 @@ def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
     """Return everything that a reader must know before any figure; no lines mean that all is well."""
     kinds = (
         _deaths, _gone, _aborted, _errors, _hangs, _failed_hooks, _left_out,
-        _memory, _allocations, _losses, _unidentified, _unsealed, _sleeps, _untraced, _ranks, _clocks,
+        _memory, _allocations, _losses, _removed, _unidentified, _unsealed, _sleeps, _untraced, _ranks, _clocks,
     )  # fmt: skip
-    styles = (_BAD, _DOUBTFUL, _BAD, _DOUBTFUL, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 10)
+    styles = (_BAD, _DOUBTFUL, _BAD, _DOUBTFUL, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 11)
     found: list[Text] = []
     for kind, style in zip(kinds, styles, strict=True):
         lines = list(kind(summary))
@@ -157,6 +157,16 @@ def _losses(summary: Summary) -> Iterator[str]:
         share = records / max(1, sum(process.spans + process.samples for process in summary.processes))
         whose = ", ".join(dict.fromkeys(process.name for process in damaged))
         yield f"Figures may be wrong: {share:.0%} of all events come from {whose}, which has damaged segments"
+
+
+def _removed(summary: Summary) -> Iterator[str]:
+    if not summary.removed:
+        return
+    spans = figures.count(sum(gone.spans for gone in summary.removed), "span")
+    firsts = [gone.first_step for gone in summary.removed if gone.first_step is not None]
+    lasts = [gone.last_step for gone in summary.removed if gone.last_step is not None]
+    steps = f"in steps {figures.between(str(min(firsts)), str(max(lasts)))}" if firsts else "before the first step"
+    yield f"In brief, to keep to the disk budget: of {spans} {steps} only totals are left"
 
 
 def _unidentified(summary: Summary) -> Iterator[str]:

@@ -153,6 +153,8 @@ def _unfinished(steps: Sequence[Step]) -> str:
         return " open"
     if step.error is not None:
         return " aborted"
+    if step.brief:
+        return " in brief"
     return "" if step.recorded else " not recorded"
 
 

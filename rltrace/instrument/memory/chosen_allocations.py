@@ -13,7 +13,6 @@ generate, what is there is known from that boundary on. Without the variable the
 from __future__ import annotations
 
 import functools
-import operator
 import os
 import threading
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from rltrace.host.gpu_use import has_used_gpu
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.memory.kept_step import Event, KeptStep
 from rltrace.record import allocation_steps, lifecycle, spans
-from rltrace.record.allocation_steps import RunningSteps
+from rltrace.record.allocation_steps import RunningSteps, step_number
 from rltrace.record.torch import allocations
 
 NO_BOUNDARY = "no phase of this process began or ended in it"
@@ -220,11 +219,3 @@ class Follower:
         if (step := self._kept.step) is not None:
             self._left.discard(step)
             self._kept.on(Event.LEAVE)
-
-
-def step_number(args: dict[str, Any], place: int) -> int | None:
-    """Return the number of a step's span; one without a number has its place, as in `summary`."""
-    try:
-        return operator.index(args["step"]) if "step" in args else place
-    except own_failure(TypeError):
-        return None
