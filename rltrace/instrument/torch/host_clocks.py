@@ -31,8 +31,8 @@ PERIOD_SECONDS = 5.0
 """Longest time between two rounds, on few hosts."""
 REST = 100
 """A round is followed by a pause that is at least so many times as long: with many hosts, readings become rarer."""
-ANSWER_SECONDS = 1.0
-"""How long another host may take to answer. One that takes longer is asked no more."""
+ANSWER_SECONDS = 5.0
+"""How long another host may take to answer, which may be busy. One that takes longer is asked no more."""
 END_SECONDS = 1.0
 """How long the program may wait for the thread when it ends; the thread needs some microseconds, or a round's."""
 _EVER = timedelta(days=365)
