@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from recordings import Written, sample, span
 from rltrace_exporters.perfetto_devices import DeviceCounters
@@ -182,7 +183,7 @@ def test_timeline_has_the_same_moments(tmp_path: Path) -> None:
     for process in recording.processes:
         for event in process.events():
             if isinstance(event, Counter):
-                counters.add(process, event.name, event.ts_ns, event.value)
+                counters.add(process, event.name, np.array([event.ts_ns]), np.array([float(event.value)]))
             elif isinstance(event, Span):
                 counters.add_edge(process, event, 0)
     ((_, totals),) = counters.devices()
