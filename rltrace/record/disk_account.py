@@ -396,6 +396,10 @@ def closed_in(folder: Path) -> list[Closed]:
                     found.append(Closed(status.st_mtime_ns, Path(file.path), status.st_size))
     except own_failure(OSError):  # it is gone
         pass
+    found.sort(key=lambda one: one.path)
+    for place in range(1, len(found)):
+        # A killed process's last one may bear a time before the one in front of it was cut.
+        found[place] = found[place]._replace(closed_ns=max(found[place - 1].closed_ns, found[place].closed_ns))
     return found
 
 

@@ -104,7 +104,7 @@ def test_kept_steps_are_whole(kept: Path, summary: Summary) -> None:
     is_brief = {step.step: step.brief for step in summary.steps}
     assert len(is_brief) == 400 and 20 < sum(is_brief.values()) < 400
     assert all(own[step] == 200 for step, short in is_brief.items() if not short)
-    assert not any(own[step] for step in range(10)), "the oldest are brief"
+    assert sum(own[step] for step in range(10)) < 10, "the oldest are brief, but for spans over two segments"
     assert summary.steady is not None and summary.steady.steps == [n for n, short in is_brief.items() if not short]
 
 
