@@ -384,8 +384,8 @@ def _exact_area(exact: AllocationTimeline, ledger: Ledger, start_ns: int, end_ns
     times_ns = np.clip(exact.times_ns[chosen], start_ns, None)
     times_ns[-1:] = end_ns
     edges = np.clip(np.searchsorted(ledger.times_ns, times_ns, side="right") - 1, 0, None)
-    at_edges = [owner for owner in ledger.owners if owner in NOT_ALLOCATED and owner not in (CACHED, UNACCOUNTED, FREE)]
-    rows = {owner: ledger.row(owner)[edges] for owner in at_edges}
+    at_looks = [owner for owner in ledger.owners if owner in NOT_ALLOCATED and owner not in (CACHED, UNACCOUNTED, FREE)]
+    rows = {owner: ledger.row(owner)[edges] for owner in at_looks}
     allocated = total[chosen].astype(float)
     reserved = allocated if exact.reserved_bytes is None else exact.reserved_bytes[chosen].astype(float)
     used = sum(rows.values(), reserved)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane, lanes, order
-from rltrace.analysis.ledger import FREE, UNACCOUNTED, edge_ledger
+from rltrace.analysis.ledger import FREE, UNACCOUNTED, ledger_of_looks
 from rltrace.analysis.looks import DRIVER_RESERVED
 from rltrace.analysis.observations import Samples, Seen
 from rltrace.analysis.used_memory import SAMPLED_RESERVED, SAMPLED_USED, sampled_points
@@ -31,14 +31,14 @@ OWNED = "owned_bytes"
 TOTALS = (USED, OWNED)
 """In the order of their rows, above the owners'."""
 
-AT_EDGES = (DRIVER_RESERVED, UNACCOUNTED, FREE)
+AT_LOOKS = (DRIVER_RESERVED, UNACCOUNTED, FREE)
 """Rows of the ledger that no process samples."""
 
 GROUP = " Memory"
 """How the names of devices' groups begin. The UI sorts groups and threads by name, and puts processes after the
 fiftieth: with the space, the groups are above the processes however many threads there are."""
 
-_OF_EDGES = ("totals", "free_bytes", "others_bytes", "held_bytes", "cpu_ns", "unchanged_ns", "age_ns")
+_OF_LOOKS = ("totals", "free_bytes", "others_bytes", "held_bytes", "cpu_ns", "unchanged_ns", "age_ns")
 """The arguments from which the ledger is computed."""
 
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(dict).decode
@@ -61,7 +61,7 @@ class _Kept:
         self.process = process
         self.owners: dict[str, Samples] = {}
         self.used = Samples()
-        self.edges: list[bytes] = []
+        self.looks: list[bytes] = []
         self.starts_ns = array("q")
         self.ends_ns = array("q")
         self.end_ns: int | None = None
@@ -71,9 +71,9 @@ class _Kept:
         time."""
         seen = Seen(self.process, lane)
         seen.owners.update(self.owners)
-        seen.edges = [
+        seen.looks = [
             Span(MEMORY_EDGE, 0, 0, start_ns, end_ns, _decode(args))
-            for start_ns, end_ns, args in zip(self.starts_ns, self.ends_ns, self.edges, strict=True)
+            for start_ns, end_ns, args in zip(self.starts_ns, self.ends_ns, self.looks, strict=True)
         ]
         seen.finish()
         known_ns = (*self.ends_ns[-1:], *(samples.times_ns[-1] for samples in self.owners.values()))
@@ -119,20 +119,20 @@ class DeviceCounters:
         """Whether a process's counter is the total of its device, which has its line here and none beside a process."""
         return name == USED and self._lanes[process.key].device is not None
 
-    def add_edge(self, process: Process, edge: Span, offset_ns: int) -> None:
+    def add_look(self, process: Process, look: Span, offset_ns: int) -> None:
         """Keep what a process read at a phase boundary.
 
         Args:
             process: The process that wrote it.
-            edge: Its span; an open one says nothing yet.
+            look: Its span; an open one says nothing yet.
             offset_ns: What to add to its times to get the trace's.
         """
-        if edge.end_ns is None or self._lanes[process.key].device is None:
+        if look.end_ns is None or self._lanes[process.key].device is None:
             return
         kept = self._of(process)
-        kept.starts_ns.append(edge.start_ns + offset_ns)
-        kept.ends_ns.append(edge.end_ns + offset_ns)
-        kept.edges.append(_encode({name: edge.args[name] for name in _OF_EDGES if name in edge.args}))
+        kept.starts_ns.append(look.start_ns + offset_ns)
+        kept.ends_ns.append(look.end_ns + offset_ns)
+        kept.looks.append(_encode({name: look.args[name] for name in _OF_LOOKS if name in look.args}))
 
     def end(self, process: Process, ts_ns: int) -> None:
         """Let a process's bytes end with the process."""
@@ -153,13 +153,13 @@ class DeviceCounters:
         return of_lane.setdefault(process.key, _Kept(process))
 
     def _totals(self, lane: Lane, processes: list[_Kept]) -> Iterator[Total]:
-        at_edges = _at_edges(lane, processes)
+        at_looks = _at_looks(lane, processes)
         yield from _changes(USED, sorted(self._used(lane, processes)))
-        yield from at_edges.get(OWNED) or _sums(OWNED, [held for kept in processes for held in _held(kept)])
+        yield from at_looks.get(OWNED) or _sums(OWNED, [held for kept in processes for held in _held(kept)])
         for owner in OWNERS:
             name = f"{owner}_bytes"
             of_owner = [held for kept in processes for held in _held(kept, owner)]
-            yield from _sums(name, of_owner) if of_owner else at_edges.get(name, [])
+            yield from _sums(name, of_owner) if of_owner else at_looks.get(name, [])
 
     def _used(self, lane: Lane, processes: list[_Kept]) -> Iterator[tuple[int, float, str]]:
         for kept in processes:
@@ -184,14 +184,14 @@ def _held(kept: _Kept, owner: str | None = None) -> Iterator[_Pairs]:
             yield _pairs(samples) + ([] if kept.end_ns is None else [(kept.end_ns, 0.0)])
 
 
-def _at_edges(lane: Lane, processes: list[_Kept]) -> dict[str, list[Total]]:
+def _at_looks(lane: Lane, processes: list[_Kept]) -> dict[str, list[Total]]:
     """Return what only phase boundaries tell, by counter; each keeps its last value, because nobody looked after the
     last one."""
-    seen = [kept.seen(lane) for kept in processes if kept.owners or kept.edges]
-    ledger = edge_ledger(seen) if any(process.owners for process in seen) else None
+    seen = [kept.seen(lane) for kept in processes if kept.owners or kept.looks]
+    ledger = ledger_of_looks(seen) if any(process.owners for process in seen) else None
     if ledger is None:
         return {}
-    rows = {f"{owner}_bytes": ledger.row(owner) for owner in AT_EDGES if owner in ledger.owners}
+    rows = {f"{owner}_bytes": ledger.row(owner) for owner in AT_LOOKS if owner in ledger.owners}
     rows[OWNED] = ledger.used - ledger.row(UNACCOUNTED)
     times_ns = ledger.times_ns.tolist()
     return {name: list(_changes(name, zip(times_ns, row.tolist(), strict=True))) for name, row in rows.items()}

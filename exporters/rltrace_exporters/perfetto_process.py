@@ -239,7 +239,7 @@ class ProcessWriter:
             ]
             self.of_keys = np.append(self.of_keys, np.array(new, np.int32))
         arrows = self._arrows(chosen, names)
-        self._edges(chosen, names)
+        self._looks(chosen, names)
         self._trajectories(chosen, names)
         for packets in self.encoder.encode(chosen, self.of_keys[numbers], self.offset_ns, arrows):
             self.trace.write(packets)
@@ -400,11 +400,11 @@ class ProcessWriter:
             for row, (leaving, arriving) in found.items()
         }
 
-    def _edges(self, chosen: Chosen, names: _Int64s) -> None:
+    def _looks(self, chosen: Chosen, names: _Int64s) -> None:
         """Keep what was read at phase boundaries."""
-        edges = np.flatnonzero(names == self.name_numbers.get(MEMORY_EDGE, -1))
-        for edge in chosen.columns.spans(chosen.first + edges):
-            self.devices.add_edge(self.process, edge, self.offset_ns)
+        looks = np.flatnonzero(names == self.name_numbers.get(MEMORY_EDGE, -1))
+        for look in chosen.columns.spans(chosen.first + looks):
+            self.devices.add_look(self.process, look, self.offset_ns)
 
     def _trajectories(self, chosen: Chosen, names: _Int64s) -> None:
         """Keep what has a row of its trajectory too."""

@@ -77,10 +77,10 @@ def ledgers(seen: Observations) -> dict[Lane, Ledger]:
     """Return one ledger per device, made of the looks of its processes, or of their counters if there are no looks."""
     members: dict[Lane, list[Seen]] = {}
     for process in seen.processes:
-        if process.owners or process.edges:  # a server sees its engine's card, and holds nothing there
+        if process.owners or process.looks:  # a server sees its engine's card, and holds nothing there
             members.setdefault(process.lane, []).append(process)
     return {
-        lane: edge_ledger(processes) or counter_ledger(processes)
+        lane: ledger_of_looks(processes) or counter_ledger(processes)
         for lane, processes in members.items()
         if any(process.owners for process in processes)
     }
@@ -167,7 +167,7 @@ class _Reading:
         return dict.fromkeys([*by_name(self.look, "cpu_ns"), *there], np.nan)
 
 
-def edge_ledger(processes: list[Seen]) -> Ledger | None:
+def ledger_of_looks(processes: list[Seen]) -> Ledger | None:
     """Return a ledger with a moment for each look of a process of the device; None if nobody read a total."""
     readings = [_Reading(look, str(seen.process.pid)) for seen in processes for look in looks(seen) if totals_of(look)]
     if not readings:

@@ -19,7 +19,7 @@ GRANULE_BYTES = 2 << 20
 
 def looks(seen: Seen) -> list[Span]:
     """Return the times when a process measured what it owns, in the order in which they ended."""
-    return sorted((edge for edge in seen.edges if edge.end_ns is not None), key=end_ns_of)
+    return sorted((look for look in seen.looks if look.end_ns is not None), key=end_ns_of)
 
 
 def end_ns_of(span: Span) -> int:

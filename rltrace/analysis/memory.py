@@ -510,10 +510,10 @@ class _Device:
         """Return the share of the finished steps' time that all samples of all processes took."""
         steps = self.windows.windows[1:][np.array(self.windows.finished[1:], bool)]
         samples = [
-            (edge.start_ns, edge.end_ns)
+            (look.start_ns, look.end_ns)
             for process in self.processes
-            for edge in process.edges
-            if edge.end_ns is not None
+            for look in process.looks
+            if look.end_ns is not None
         ]
         if not len(steps) or not samples:
             return None
@@ -644,6 +644,8 @@ def _told_apart(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]
 
 def _samplings_of(processes: Iterable[Seen]) -> tuple[list[int], list[int]]:
     """Return start and end of every phase boundary that some processes sampled, by their ends."""
-    edges = [(edge.end_ns, edge.start_ns) for process in processes for edge in process.edges if edge.end_ns is not None]
-    edges.sort()
-    return [start_ns for _, start_ns in edges], [end_ns for end_ns, _ in edges]
+    samplings = [
+        (look.end_ns, look.start_ns) for process in processes for look in process.looks if look.end_ns is not None
+    ]
+    samplings.sort()
+    return [start_ns for _, start_ns in samplings], [end_ns for end_ns, _ in samplings]

@@ -333,8 +333,8 @@ class Seen:
         `balances`."""
         self.allocations_kept: list[Span] = []
         """Spans in which every allocation is in `balances`."""
-        self.edges: list[Span] = []
-        """When it measured what it owns, at phase boundaries, with the totals that it read."""
+        self.looks: list[Span] = []
+        """When it measured what it owns, at phase boundaries and in between, with the totals that it read."""
         self.moves: list[Span] = []
         """Sleeps and wake-ups, and the mappings inside them."""
         self.out_of_memory: list[Span] = []
@@ -672,7 +672,7 @@ def _place_of(seen: Seen, span: Span) -> list[Span]:
     if span.name in MEMORY_MOVES:
         return seen.moves
     if span.name == MEMORY_EDGE:
-        return seen.edges
+        return seen.looks
     return seen.allocations_kept if span.name == ALLOCATIONS_KEPT else seen.out_of_memory
 
 
@@ -895,7 +895,7 @@ def _shift(seen: Seen, shift_ns: int) -> None:
         *seen.steps,
         *seen.open_spans,
         *seen.allocations_kept,
-        *seen.edges,
+        *seen.looks,
         *seen.moves,
         *seen.out_of_memory,
     )

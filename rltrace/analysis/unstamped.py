@@ -32,8 +32,8 @@ class Unstamped:
         samples: The looks of each process that holds memory of the device, by pid, in order.
         readings: All looks that have read a total, in order.
         """
-        edges = _Edges(readings)
-        self._nearest = {pid: _Samples(pid, looks).nearest(edges) for pid, looks in samples.items()}
+        columns = _Readings(readings)
+        self._nearest = {pid: _Samples(pid, looks).nearest(columns) for pid, looks in samples.items()}
         self._next = 0
         self._last: dict[tuple[str, str], _Said] = {}
         """What each process's last look took of each process."""
@@ -54,7 +54,7 @@ class Unstamped:
         return Taken(samples, apart_ns)
 
 
-class _Edges:
+class _Readings:
     """Looks that have read a total, as columns."""
 
     def __init__(self, looks: Sequence[Span]) -> None:
@@ -77,20 +77,20 @@ class _Samples:
 
     def __init__(self, pid: str, looks: Sequence[Span]) -> None:
         self._pid = pid
-        own = _Edges(looks)
+        own = _Readings(looks)
         self._ends_ns, self._used_bytes = own.ends_ns, own.used_bytes
         self._cpu_ns, self._held_bytes = own.cpu_ns(pid), own.held_bytes(pid)
         self._said_age_ns = np.array([float(look.args.get("age_ns") or 0) for look in looks], np.float64)
 
-    def nearest(self, edges: _Edges) -> list[tuple[int | None, float, float]]:
-        """Return which of its own samples tells most about each edge, how old that is in nanoseconds, and what the
-        edge says that the process holds.
+    def nearest(self, readings: _Readings) -> list[tuple[int | None, float, float]]:
+        """Return which of its own samples tells most about each reading, how old that is in nanoseconds, and what
+        the reading says that the process holds.
 
         One before or behind it if that is new. Else the next one, if the card held as much by then; else its last word,
         for a process samples before it moves memory. Before its first sample a process is nothing but its interpreter,
         or its context.
         """
-        ends_ns, cpu_ns, held_bytes = edges.ends_ns, edges.cpu_ns(self._pid), edges.held_bytes(self._pid)
+        ends_ns, cpu_ns, held_bytes = readings.ends_ns, readings.cpu_ns(self._pid), readings.held_bytes(self._pid)
         behind = np.searchsorted(self._ends_ns, ends_ns, side="right")
         has_next = behind < len(self._ends_ns)
         last, following = np.maximum(behind - 1, 0), np.where(has_next, behind, 0)
@@ -101,7 +101,7 @@ class _Samples:
         is_nearer = (next_age_ns < last_age_ns) | ((next_age_ns == last_age_ns) & (next_ns < last_ns))
         takes_next = has_next & is_nearer
         is_new = np.where(takes_next, next_age_ns, last_age_ns) <= CONSISTENT_NS
-        is_as_full = has_next & ~is_new & (self._used_bytes[following] == edges.used_bytes)
+        is_as_full = has_next & ~is_new & (self._used_bytes[following] == readings.used_bytes)
         index = np.where(is_new & takes_next | is_as_full, following, last)
         age_ns = np.where(is_as_full, 0.0, np.where(is_new & takes_next, next_age_ns, last_age_ns))
         found = zip(behind.tolist(), index.tolist(), age_ns.tolist(), held_bytes.tolist(), strict=True)
@@ -114,10 +114,10 @@ class _Samples:
         cpu_ns: NDArray[np.float64],
         held_bytes: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Return how old some of its samples are at some edges."""
+        """Return how old some of its samples are at some readings."""
         passed_ns = np.abs(self._ends_ns[index] - ends_ns).astype(np.float64)
         used_ns = np.abs(self._cpu_ns[index] - cpu_ns)
-        # The first thing that it did after an edge may have been to move memory.
+        # The first thing that it did after a reading may have been to move memory.
         is_later = self._ends_ns[index] > ends_ns
         passed_ns = np.where(~is_later & np.isfinite(used_ns), np.fmin(passed_ns, used_ns), passed_ns)
         return np.where(self._held_bytes[index] == held_bytes, 0.0, self._said_age_ns[index] + passed_ns)

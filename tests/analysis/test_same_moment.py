@@ -185,7 +185,7 @@ def test_timeline_has_the_same_moments(tmp_path: Path) -> None:
             if isinstance(event, Counter):
                 counters.add(process, event.name, np.array([event.ts_ns]), np.array([float(event.value)]))
             elif isinstance(event, Span):
-                counters.add_edge(process, event, 0)
+                counters.add_look(process, event, 0)
     ((_, totals),) = counters.devices()
     drawn = [total.value / MIB for total in totals if total.name == "unaccounted_bytes"]
     assert drawn == (found.row("unaccounted") / MIB).tolist() == [0]

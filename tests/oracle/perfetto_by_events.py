@@ -578,7 +578,7 @@ class _ProcessWriter:
     def _begin(self, span: Span, shown: str) -> _Begin:
         """Find or make the row of a span, and the bytes that begin it there under the name that is shown."""
         if span.name == MEMORY_EDGE:  # looked for here, not in the loop over all events: its bytes are never kept
-            self.devices.add_edge(self.process, span, self.offset_ns)
+            self.devices.add_look(self.process, span, self.offset_ns)
         if span.name in _JOINED:  # likewise
             join_request(span)
         track, follows_from_key = self._track_of(span)

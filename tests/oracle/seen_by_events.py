@@ -127,7 +127,7 @@ def _kept_whole(seen: Seen, span: Span) -> list[Span] | None:
     if not span.is_automatic:
         return None
     if name == MEMORY_EDGE:
-        return seen.edges
+        return seen.looks
     if name == ALLOCATIONS_KEPT:
         return seen.allocations_kept
     return seen.out_of_memory if name == OUT_OF_MEMORY else None
