@@ -103,7 +103,7 @@ MAX_DISK_OPTION = click.option(
     envvar=disk_budget.VARIABLE,
     callback=_checked_budget,
     help="Disk that the Recording may use on each host, such as 20GB, or none for no bound; the oldest goes first.  "
-    "[default: 20 GB, or a tenth of what is free]",
+    f"[default: {disk_budget.size(disk_budget.MOST_BYTES)}, or 1/{disk_budget.FREE_SHARE} of what is free]",
 )
 
 
