@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -18,6 +19,14 @@ def echo_json(found: Any) -> None:
     except UnicodeEncodeError:
         encoded = msgspec.json.encode(_as_text(msgspec.to_builtins(found)))
     click.echo(in_json(msgspec.json.format(encoded, indent=2).decode()))
+
+
+def echo_json_list(items: Iterable[str]) -> None:
+    """Print a list of items that are JSON already, a line each, as they come."""
+    click.echo("[", nl=False)
+    for number, item in enumerate(items):
+        click.echo(f"{',' if number else ''}\n{in_json(item)}", nl=False)
+    click.echo("\n]")
 
 
 def _as_text(value: Any) -> Any:

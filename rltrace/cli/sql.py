@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rltrace.cli.as_json import echo_json_list
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import LIMITS_OPTION, open_run
 from rltrace.cli.selection import of_tables
-from rltrace.host.control_characters import in_json, visible
+from rltrace.host.control_characters import visible
 from rltrace.limits import Limits
 from rltrace.read.selection import Numbers, Seconds, Selection
 
@@ -152,11 +153,7 @@ def _print_json(answer: Answer) -> None:
     """Print a list with an object per row, a line each."""
     from rltrace.frames.arrow import as_json
 
-    click.echo("[", nl=False)
-    for number, row in enumerate(_rows(answer)):
-        line = in_json(as_json(dict(zip(answer.columns, row, strict=True))))
-        click.echo(f"{',' if number else ''}\n{line}", nl=False)
-    click.echo("\n]")
+    echo_json_list(as_json(dict(zip(answer.columns, row, strict=True))) for row in _rows(answer))
 
 
 _PRINTED: dict[str, Callable[[Answer], None]] = {"table": _print_table, "csv": _print_csv, "json": _print_json}

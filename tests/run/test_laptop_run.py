@@ -210,7 +210,7 @@ def test_every_hook_fired_somewhere(traced):
     assert {target for name, target in silent if name == "reference"} == OF_GPUS
     assert {target.partition(":")[2] for name, target in silent if name == "ray"} == OF_TASKS
     of_others = {"fsdp1", "sglang", "sglang_calls", "torch_memory_saver", "transformers", "trl", "vllm", "vllm_calls"}
-    of_others |= {"areal", "openrlhf", "skyrl"}
+    of_others |= {"areal", "openrlhf", "peft", "skyrl"}
     by_choice = {"torch_collectives", "torch_models"}
     assert {name for name, _ in silent} == {"reference", "ray", *of_others, *by_choice}, "none of these is in it"
 
