@@ -590,12 +590,14 @@ def _write_to_new_segment(recorder: Recorder, data: bytes) -> None:
     that takes would nest without end. Its records wait, and the call that it interrupted writes them.
     """
     local = _local  # `stop`, in another thread, puts another one in its place
-    waiting: list[bytes] | None = getattr(local, "waiting", None)
-    if waiting is not None:
-        waiting.append(data)
+    left: list[bytes] = getattr(local, "waiting", None) or []
+    if hasattr(local, "waiting") and _is_called_below(_write_to_new_segment):
+        left.append(data)
         return
-    local.waiting = waiting = [data]
+    # Else an error from outside has kept an earlier call from its end.
+    waiting = [*left, data]
     try:
+        local.waiting = waiting
         while waiting:
             try:
                 recorder.write(local, waiting)
@@ -603,9 +605,18 @@ def _write_to_new_segment(recorder: Recorder, data: bytes) -> None:
                 recorder.lose()
                 del waiting[0]
     finally:
-        del local.waiting
         if waiting:  # interrupted
             recorder.lose(len(waiting))
+            waiting.clear()
+        local.__dict__.pop("waiting", None)
+
+
+def _is_called_below(function: Callable[..., Any]) -> bool:
+    """Return whether a call of the function is under way in this thread, besides the one that asks."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
 
 
 def _is_written(part: bytes) -> bool:

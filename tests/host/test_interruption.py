@@ -20,6 +20,7 @@ import pytest
 from bytecode_tracer import in_a_thread
 
 import rltrace
+from rltrace.events import Counter as Sample
 from rltrace.events import Span
 from rltrace.hooks import patching
 from rltrace.host import interruption
@@ -157,6 +158,23 @@ def test_every_bytecode(folder: Path, interrupter: Any, way: str, made: type[Bas
     # In a `with`, an error that comes in front of the first statement of `__exit__` leaves a span open.
     assert all(left[name] < 12 for name in ("work", "typed", "sent", "mine")), left
     assert [event.end_ns is not None for event in spans if event.name == "afterwards"] == [True]
+
+
+def test_thread_goes_on_recording(folder: Path) -> None:
+    """A call that an error from outside kept from its end does not keep the thread's later records waiting."""
+
+    def record() -> None:
+        rltrace.counter("before", 1)
+        spans._local.waiting = []  # as such a call leaves it
+        del spans._local.write  # the next record needs a segment
+        rltrace.counter("afterwards", 2)
+        assert not hasattr(spans._local, "waiting")
+
+    rltrace.start(folder)
+    in_a_thread(record)
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    assert [event.name for event in process.events() if isinstance(event, Sample)] == ["before", "afterwards"]
 
 
 def interrupt_everywhere(works: Any, interrupter: Any, ring: Any, made: Any, way: str) -> None:
