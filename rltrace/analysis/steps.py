@@ -13,6 +13,9 @@ from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Observations, Samples, Seen
 from rltrace.events import BRIEF, REWARD_MEAN, TOKENS, TOKENS_PER_SECOND, Span
 
+NOT_CHOSEN, DISK_BUDGET = "not chosen", "disk budget"
+"""Why a step is brief."""
+
 FIRST = 1
 """The window of the first step; the one before it is the start-up."""
 
@@ -43,6 +46,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Whether spans of it are missing on purpose: they were not to be recorded (`--record-steps`), or were removed to
     keep to the disk budget. Phases, memory at their boundaries and errors are there; after a removal also weight sync
     and requests. It counts in `steady` only if all steps are like that."""
+    brief_because: str | None
+    """Why it is brief: `not chosen` (`--record-steps`) or `disk budget`; None if it is not."""
     steady: bool
     """Whether the step counts in `steady`."""
     inferred: bool
@@ -146,6 +151,7 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
         error_message=_error_message(span),
         recorded=_is_recorded(span),
         brief=windows.brief[place],
+        brief_because=_brief_because(span) if windows.brief[place] else None,
         steady=place in windows.steady,
         inferred=span.is_inferred,
         reward_mean=numbers.pop(REWARD_MEAN, None),
@@ -153,6 +159,10 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
         tokens_per_second=rate,
         figures=numbers,
     )
+
+
+def _brief_because(span: Span) -> str:
+    return NOT_CHOSEN if span.args.get(BRIEF) is True else DISK_BUDGET
 
 
 def _seconds_at(at_ns: int | None, seen: Observations) -> float | None:

@@ -79,6 +79,20 @@ class Run:
         if self.unaligned:
             raise UnjudgeableError(f"the clock of {', '.join(self.unaligned)} is not aligned (docs/hosts.md)")
 
+    def require_spans(self) -> None:
+        """Check that the spans of the steady steps were kept, so that a gap is one in which nothing computed.
+
+        Raises:
+            UnjudgeableError: the steps are in brief.
+        """
+        if self.are_brief:
+            raise UnjudgeableError("the steps are in brief: what shows that something computed was not kept")
+
+    @cached_property
+    def are_brief(self) -> bool:
+        """Whether of the steady steps only what figures are made of was kept."""
+        return any(self.windows.brief[at] for at in self.windows.steady)
+
     @cached_property
     def clock_bound_seconds(self) -> float:
         """How far apart two times of different processes may really be when they look equal."""
