@@ -83,6 +83,10 @@ class StepWindows:
             following = self.spans[place + 1].start_ns if place + 1 < len(self.spans) else seen.end_ns
             windows.append((span.start_ns, min(_end_ns(span, seen), following)))
             self.numbers.append(number_of(span, place))
+        self.has_beginning = (
+            self.owner is None or self.spans[0].args.get("step") == 0 or not self.owner.process.may_lack_steps
+        )
+        """Whether the first of these steps is surely the run's first: nothing is gone, or it is step 0."""
         self.windows: Intervals = np.array(windows, np.int64)
         self._starts_ns, self._ends_ns = [start for start, _ in windows[1:]], [end for _, end in windows[1:]]
         self.recorded = [True, *map(_is_recorded, self.spans)]
@@ -95,7 +99,8 @@ class StepWindows:
         """For each window, whether only what figures of its step are made of is left of it, or was recorded at all."""
         over = [place for place in range(1, len(windows)) if self.recorded[place] and self.finished[place]]
         whole = [place for place in over if not self.brief[place]] or over
-        later = [place for place in whole if place != FIRST or seen.recording.steps_are_chosen]
+        is_warm = seen.recording.steps_are_chosen or not self.has_beginning
+        later = [place for place in whole if place != FIRST or is_warm]
         self.steady = later or whole
         """Windows of the steps that a mean is computed over. The first step warms up kernels, communicators and caches,
         so that a single other one says more than a mean of both."""

@@ -193,10 +193,12 @@ def _all_seconds(summary: Summary, **_: bool) -> Iterator[RenderableType]:
         yield from idle_tables(f"step {found.first_step}", FIRST_STEP, summary)
     if startup := [row for row in summary.phases if row.step is None]:
         if summary.steps:
-            yield from lane_tables("Start-up, before the first step", startup, STARTUP_IDLE)
+            is_startup = not summary.earlier_steps_lost
+            title = "Start-up, before the first step" if is_startup else "Before the first step that is left"
+            yield from lane_tables(title, startup, STARTUP_IDLE if is_startup else "")
         else:
             yield from lane_tables("Phases", startup)
-        yield from idle_tables("start-up", STARTUP, summary)
+        yield from idle_tables("before that" if summary.earlier_steps_lost else "start-up", STARTUP, summary)
         yield from idle_tables("", RUN, summary)
 
 

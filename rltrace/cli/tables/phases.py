@@ -110,6 +110,8 @@ def steady_title(summary: Summary, found: Steady | None) -> str:
         excluded.append(f"step {found.first_step} excluded as warm-up")
     elif found.has_first:
         excluded.append("the first, which includes warm-up" if len(found.steps) == 1 else "warm-up included")
+    if summary.earlier_steps_lost:
+        excluded.append("earlier steps may be gone")
     excluded += [*_left_out(summary), *_in_brief(summary)]
     if len(found.steps) == 1:
         said = f" ({'; '.join(excluded)})" if excluded else ""
