@@ -88,6 +88,19 @@ def test_steps_that_are_gone_may_have_been_marked(tmp_path: Path) -> None:
     assert "no step is marked" in said("why", Written(tmp_path / "bare").process("p", span("own", 1, 2)).read().path)
 
 
+def test_removed_spans_may_have_been_in_steps(tmp_path: Path) -> None:
+    """Removed spans of no known step were before the first one only if that one is known."""
+    total = {"spans": [[None, None, "own", None, False, None, 3, 27, 9]], "samples": 0, "flows": 0}
+    lines = checksum.signed(json.dumps(total)) + "\n"
+    shown = {}
+    for name, steps in {"known": (0, 1), "unknown": (4, 5), "none": ()}.items():
+        run = dropped(tmp_path / name, *steps)
+        (run / "processes" / "p" / "removed.jsonl").write_text(lines)
+        shown[name] = said("summary", run)
+    assert "of 3 spans before the first step only totals are left" in shown.pop("known")
+    assert all("of 3 spans only totals are left" in text for text in shown.values())
+
+
 def test_steps_of_which_totals_are_left_are_gone(tmp_path: Path) -> None:
     """Steps that are known by totals only came before those that are left."""
     run = Written(tmp_path / "run").process("p", *(span("step", 10 * n, 10 * n + 9, step=n) for n in (3, 4, 5)))
