@@ -205,7 +205,13 @@ def _names_at(
 def _together(windows: StepWindows) -> Iterator[tuple[str, list[int]]]:
     """Return the windows that a mean is computed over, and what they are."""
     yield (STARTUP if windows.spans else RUN), [0]
-    if windows.spans and windows.recorded[FIRST] and windows.finished[FIRST] and FIRST not in windows.steady:
+    if (
+        windows.spans
+        and windows.has_beginning
+        and windows.recorded[FIRST]
+        and windows.finished[FIRST]
+        and FIRST not in windows.steady
+    ):
         yield FIRST_STEP, [FIRST]
     if windows.steady:
         yield STEADY_STEP, windows.steady

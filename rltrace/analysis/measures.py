@@ -79,6 +79,8 @@ def _by_name(summary: Summary) -> dict[str, list[float]]:
 
 
 def _once(summary: Summary, name: str) -> Measure:
+    if summary.earlier_steps_lost:
+        raise UnmeasuredError("earlier steps may be gone: the oldest was dropped to bound the size")
     if not summary.steps:
         raise UnmeasuredError("no step is marked")
     first = summary.steps[0]

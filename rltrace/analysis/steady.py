@@ -63,8 +63,8 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[int]
     """Numbers of the steps: all that have ended and were recorded, after the first."""
     first_step: int | None
-    """Number of the step that is left out as warm-up; None if it is among `steps`, or is open, aborted or not
-    recorded."""
+    """Number of the step that is left out as warm-up; None if it is among `steps`, or is open, aborted, not recorded
+    or gone."""
     has_first: bool
     """Whether no other step has ended, so that the first one is among `steps`."""
     unfinished_steps: int
@@ -91,13 +91,14 @@ def steady(
     having = [own for own in windows.all() if own.steady]
     if not having:
         return None
-    apart = [own for own in having if FIRST not in own.steady and own.recorded[FIRST] and own.finished[FIRST]]
+    beginning = [own for own in having if own.has_beginning]
+    apart = [own for own in beginning if FIRST not in own.steady and own.recorded[FIRST] and own.finished[FIRST]]
     counted = [step for step in steps if step.steady]
     of_lanes = lanes([row for row in phases if row.steady])
     return Steady(
         steps=sorted({step.step for step in counted}),
         first_step=next((own.numbers[FIRST] for own in apart), None),
-        has_first=not chosen and not apart and any(FIRST in own.steady for own in having),
+        has_first=not chosen and not apart and any(FIRST in own.steady for own in beginning),
         unfinished_steps=sum(not finished for own in windows.all() for finished in own.finished),
         seconds=spread([step.seconds for step in counted]),
         lanes=of_lanes,

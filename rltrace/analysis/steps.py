@@ -13,6 +13,9 @@ from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Observations, Samples, Seen
 from rltrace.events import BRIEF, REWARD_MEAN, TOKENS, TOKENS_PER_SECOND, Span
 
+NOT_CHOSEN, DISK_BUDGET = "not chosen", "disk budget"
+"""Why a step is brief."""
+
 FIRST = 1
 """The window of the first step; the one before it is the start-up."""
 
@@ -43,6 +46,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Whether spans of it are missing on purpose: they were not to be recorded (`--record-steps`), or were removed to
     keep to the disk budget. Phases, memory at their boundaries and errors are there; after a removal also weight sync
     and requests. It counts in `steady` only if all steps are like that."""
+    brief_because: str | None
+    """Why it is brief: `not chosen` (`--record-steps`) or `disk budget`; None if it is not."""
     steady: bool
     """Whether the step counts in `steady`."""
     inferred: bool
@@ -78,6 +83,10 @@ class StepWindows:
             following = self.spans[place + 1].start_ns if place + 1 < len(self.spans) else seen.end_ns
             windows.append((span.start_ns, min(_end_ns(span, seen), following)))
             self.numbers.append(number_of(span, place))
+        self.has_beginning = (
+            self.owner is None or self.spans[0].args.get("step") == 0 or not self.owner.process.may_lack_steps
+        )
+        """Whether the first of these steps is surely the run's first: nothing is gone, or it is step 0."""
         self.windows: Intervals = np.array(windows, np.int64)
         self._starts_ns, self._ends_ns = [start for start, _ in windows[1:]], [end for _, end in windows[1:]]
         self.recorded = [True, *map(_is_recorded, self.spans)]
@@ -90,7 +99,8 @@ class StepWindows:
         """For each window, whether only what figures of its step are made of is left of it, or was recorded at all."""
         over = [place for place in range(1, len(windows)) if self.recorded[place] and self.finished[place]]
         whole = [place for place in over if not self.brief[place]] or over
-        later = [place for place in whole if place != FIRST or seen.recording.steps_are_chosen]
+        is_warm = seen.recording.steps_are_chosen or not self.has_beginning
+        later = [place for place in whole if place != FIRST or is_warm]
         self.steady = later or whole
         """Windows of the steps that a mean is computed over. The first step warms up kernels, communicators and caches,
         so that a single other one says more than a mean of both."""
@@ -146,6 +156,7 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
         error_message=_error_message(span),
         recorded=_is_recorded(span),
         brief=windows.brief[place],
+        brief_because=_brief_because(span) if windows.brief[place] else None,
         steady=place in windows.steady,
         inferred=span.is_inferred,
         reward_mean=numbers.pop(REWARD_MEAN, None),
@@ -153,6 +164,10 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
         tokens_per_second=rate,
         figures=numbers,
     )
+
+
+def _brief_because(span: Span) -> str:
+    return NOT_CHOSEN if span.args.get(BRIEF) is True else DISK_BUDGET
 
 
 def _seconds_at(at_ns: int | None, seen: Observations) -> float | None:

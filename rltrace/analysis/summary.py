@@ -29,7 +29,7 @@ from rltrace.analysis.steps import Step, StepWindows, steps
 from rltrace.analysis.transactions import Leak, Transaction, leaks, transactions
 from rltrace.analysis.untraced import Untraced, untraced
 from rltrace.analysis.weight_sync import RankSync, rank_syncs
-from rltrace.events import STEP
+from rltrace.events import SAMPLER, STEP
 from rltrace.host.garbage_collector import without_collection
 from rltrace.read.recording import Process, Recording
 
@@ -239,6 +239,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     cannot be told from another of its type that an inner span had and that was caught."""
     losses: list[Losses]
     """One item per process that lost something; empty if none did."""
+    earlier_steps_lost: bool
+    """Whether steps before the first of `steps` may be gone, because segments were dropped or steps removed to bound
+    the size. Then nobody knows when the start-up ended, or which step was the first."""
     removed: list[Removed]
     """One item per process of which spans were removed to keep to the disk budget; empty in nearly all runs."""
     unidentified: list[UnidentifiedProcess]
@@ -314,6 +317,7 @@ def _analyse(recording: Recording) -> Analysed:
         open_spans=open_spans(seen),
         errors=span_errors(seen, windows),
         losses=losses(recording),
+        earlier_steps_lost=_lacks_earlier_steps(recording, windows),
         removed=[_removed(process) for process in recording.processes if process.removed.totals],
         unidentified=[
             UnidentifiedProcess(process_key=process.key, pid=process.pid, unreadable_events=process.records)
@@ -358,6 +362,14 @@ def _is_complete(found: Sequence[ProcessFigures]) -> bool | None:
     if states == {"ended"}:
         return True
     return None if states and states <= {"ended", "gone"} else False
+
+
+def _lacks_earlier_steps(recording: Recording, windows: StepWindows) -> bool:
+    if recording.steps_are_chosen:
+        return False
+    if not windows.spans:
+        return any(process.may_lack_steps for process in recording.processes if process.role != SAMPLER)
+    return not all(own.has_beginning for own in windows.all())
 
 
 def _removed(process: Process) -> Removed:

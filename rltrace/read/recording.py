@@ -616,6 +616,11 @@ class Process:
         """Return what of the process it is a part of."""
         return self._cut
 
+    @property
+    def may_lack_steps(self) -> bool:
+        """Whether steps of it may be gone: segments were dropped, or steps themselves are known by totals only."""
+        return self.dropped_segments > 0 or any(group.name == STEP for group in self.removed.totals)
+
     def has_steps(self) -> bool:
         """Return whether it recorded a step itself, without decoding anything else."""
         look = StepRecords(self.typed(STEP))

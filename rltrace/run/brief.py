@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import enum
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgpack
@@ -213,12 +214,7 @@ def brief(content: bytes, types: Mapping[int, TypedSpan], steps: Steps, until_ns
     """
     made = _Pass(types, steps, until_ns, form)
     ends = _places(content, made)
-    begins = [0, *ends[:-1]]
-    kept = [
-        content[begin:end]
-        for place, (begin, end) in enumerate(zip(begins, ends, strict=True))
-        if place not in made.gone
-    ]
+    kept = [content[begin:end] for place, (begin, end) in enumerate(pairwise([0, *ends])) if place not in made.gone]
     return Brief(b"".join(kept), made.totals, made.samples, made.flows, made.first_ns, made.last_ns)
 
 

@@ -112,12 +112,12 @@ class Keeper:
         day_ago_ns = clock.now_ns() - MERGED_AFTER_NS
         known_ns = self._brief_until_ns
         are_brief = [one for one in old if one.closed_ns <= until_ns and known_ns.get(one.path, DONE_NS) < DONE_NS]
-        sizes = {one.path: on_disk(one.path.stat().st_size) for one in are_brief if one.path.exists()}
+        sizes = {one.path: on_disk(_size_bytes(one.path)) for one in are_brief}
         total_bytes = sum(sizes.values())
         for segment in are_brief:
             if segment.closed_ns > day_ago_ns and total_bytes <= most_bytes:
                 return
-            total_bytes -= sizes.get(segment.path, 0)
+            total_bytes -= sizes[segment.path]
             self._shorten(segment, steps, segment.closed_ns, Form.TOTALS)
 
     # ---- what is there
@@ -235,7 +235,7 @@ class Keeper:
 
     def _count_lines(self, path: Path) -> None:
         """Take of the budget what the lines need."""
-        size_bytes = on_disk(path.stat().st_size) if path.exists() else 0
+        size_bytes = on_disk(_size_bytes(path))
         more_bytes = size_bytes - self._lines_bytes.get(path, 0)
         if more_bytes > 0:
             self._account.take(more_bytes)
@@ -294,6 +294,14 @@ def _content(path: Path) -> bytes:
         return regular_file.read(path, LIMITS)
     except OSError:
         return b""
+
+
+def _size_bytes(path: Path) -> int:
+    """Return the size of a file; 0 if it is gone, which it may be at any moment."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _first_ns(path: Path) -> int:

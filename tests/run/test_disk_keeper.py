@@ -177,6 +177,39 @@ def test_damage_is_left_alone(form: Form) -> None:
         brief(b"\x95\xa1a\x00\x01\xc0\xc3garbage", {}, Steps([], [], []), 100, form)
 
 
+@pytest.mark.parametrize("form", list(Form))
+@pytest.mark.parametrize("content", [b"", bytes(4096)])
+def test_nothing_is_left_of_nothing(content: bytes, form: Form) -> None:
+    """A segment that is gone, or in which no record is, is empty in brief."""
+    made = brief(content, {}, Steps([], [], []), 100, form)
+    assert (made.content, made.totals, made.samples, made.flows) == (b"", {}, 0, 0)
+
+
+def test_a_segment_may_go_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may drop a segment that the keeper has just listed; the keeper goes on with the others."""
+    monkeypatch.setenv(disk_budget.VARIABLE, str(BUDGET))
+    list_closed = Keeper._closed
+
+    def list_and_drop(keeper: Keeper) -> object:
+        found = list_closed(keeper)
+        if not dropped:
+            dropped.append(keeper._account.remove(found[0].path))
+        return found
+
+    dropped: list[int | None] = []
+    keepers: list[Keeper] = []
+
+    def look() -> None:
+        if not keepers:
+            keepers.append(Keeper(folder, DiskAccount(folder, "keeper-1-1")))
+        keepers[0].look()
+
+    monkeypatch.setattr(Keeper, "_closed", list_and_drop)
+    record(folder, 200, look)
+    summary = summarize(Recording.open(folder))
+    assert [loss.dropped_bytes for loss in summary.losses] == dropped and summary.removed
+
+
 def test_exec_keeps_within_its_budget(tmp_path: Path) -> None:
     """Under `rltrace exec` steps are made brief while the run goes on, and its processes drop nothing."""
     folder = tmp_path / "run"

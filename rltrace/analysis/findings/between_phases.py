@@ -38,6 +38,7 @@ def judge(run: Run) -> list[Finding]:
     if not lanes:
         raise UnjudgeableError('no phase is marked; `with rltrace.phase("train")` marks one')
     run.require_one_time()
+    run.require_spans()
     price = _price(run, lanes)
     gaps = _named(run, {lane.name for lane in lanes})
     most = f": most {gaps[0]}" if gaps else ""

@@ -17,7 +17,13 @@ NAMED = 4
 
 def doubts(run: Run) -> list[str]:
     """Return in sentences what is missing or damaged."""
-    return [*_of_the_end(run.summary), *_of_steps(run.summary), *_of_ranks(run), *_of_clocks(run)]
+    return [
+        *_of_the_end(run.summary),
+        *_of_steps(run.summary),
+        *_of_brief_steps(run),
+        *_of_ranks(run),
+        *_of_clocks(run),
+    ]
 
 
 def _of_the_end(summary: Summary) -> Iterator[str]:
@@ -38,6 +44,11 @@ def _of_steps(summary: Summary) -> Iterator[str]:
         yield "only the first step has ended, which includes warm-up"
     elif len(summary.steady.steps) < FEW_STEPS:
         yield "it is one step: no price has an interval"
+
+
+def _of_brief_steps(run: Run) -> Iterator[str]:
+    if run.are_brief:
+        yield "its steps are in brief: spans other than phases, and what computed in no phase, were not kept"
 
 
 def _of_ranks(run: Run) -> Iterator[str]:

@@ -37,6 +37,7 @@ def judge(run: Run) -> list[Finding]:
     steady = run.summary.steady
     if steady is None or not len(run.steps):
         raise UnjudgeableError("no step has ended")
+    run.require_first_step()
     if steady.first_step is None:
         raise UnjudgeableError("the first step is not recorded beside later ones")
     first = next(step for step in run.summary.steps if step.step == steady.first_step)
@@ -44,7 +45,7 @@ def judge(run: Run) -> list[Finding]:
     if longer < LEAST_SHARE * run.summary.run.seconds:
         return []
     by_phase = _more(run, steady.first_step)
-    gaps = _gaps(run)
+    gaps = [] if first.brief else _gaps(run)
     facts = [f"step {first.step}: {as_text(first.seconds)}; later ones: {as_text(steady.seconds.mean_seconds)}"]
     if by_phase:
         facts.append("longer: " + ", ".join(f"{name} by {as_text(seconds)}" for name, seconds in by_phase[:3]))

@@ -49,8 +49,7 @@ class Run:
         Raises:
             UnjudgeableError: no step has ended.
         """
-        if not self.windows.spans:
-            raise UnjudgeableError('no step is marked; `with rltrace.span("step", step=n)` marks one')
+        self.require_steps()
         if not self.windows.steady:
             raise UnjudgeableError("no step has ended")
         return self.windows.windows[self.windows.steady]
@@ -78,6 +77,45 @@ class Run:
         """
         if self.unaligned:
             raise UnjudgeableError(f"the clock of {', '.join(self.unaligned)} is not aligned (docs/hosts.md)")
+
+    def require_steps(self) -> None:
+        """Check that there are steps.
+
+        Raises:
+            UnjudgeableError: there are none; the message says whether there may have been.
+        """
+        if self.windows.spans:
+            return
+        if self.summary.earlier_steps_lost:
+            raise UnjudgeableError(
+                "no step is left: the oldest was dropped to bound the size, and steps may have been in it"
+            )
+        raise UnjudgeableError('no step is marked; `with rltrace.span("step", step=n)` marks one')
+
+    def require_first_step(self) -> None:
+        """Check that the first step here is the run's first.
+
+        Raises:
+            UnjudgeableError: there is none, or earlier ones may be gone.
+        """
+        self.require_steps()
+        if self.summary.earlier_steps_lost:
+            first = self.windows.numbers[1]
+            raise UnjudgeableError(f"steps before step {first} may be gone: the oldest was dropped to bound the size")
+
+    def require_spans(self) -> None:
+        """Check that the spans of the steady steps were kept, so that a gap is one in which nothing computed.
+
+        Raises:
+            UnjudgeableError: the steps are in brief.
+        """
+        if self.are_brief:
+            raise UnjudgeableError("the steps are in brief: what shows that something computed was not kept")
+
+    @cached_property
+    def are_brief(self) -> bool:
+        """Whether of the steady steps only what figures are made of was kept."""
+        return any(self.windows.brief[at] for at in self.windows.steady)
 
     @cached_property
     def clock_bound_seconds(self) -> float:

@@ -25,8 +25,7 @@ SETTINGS = (
 
 def judge(run: Run) -> list[Finding]:
     """Say what the time before the first step goes to, as a mean over the ranks."""
-    if not run.windows.spans:
-        raise UnjudgeableError('no step is marked; `with rltrace.span("step", step=n)` marks one')
+    run.require_first_step()
     if run.seen.recording.steps_are_chosen:
         raise UnjudgeableError("steps were chosen, and the start-up is not among them")
     rows = [row for row in run.summary.phases if row.step is None and row.rank is not None]

@@ -61,7 +61,7 @@ from rltrace.cli.tables.processes import bare_line, process_line, process_tree, 
 from rltrace.cli.tables.requests import request_line, request_table
 from rltrace.cli.tables.rollout import rollout_line, rollout_table
 from rltrace.cli.tables.spans import FEW, MOST_OPEN, collection_line, hook_span_table, open_span_table, own_span_table
-from rltrace.cli.tables.steps import by_lane, of_processes, process_table, step_line, step_table
+from rltrace.cli.tables.steps import by_lane, process_table, step_count, step_line, step_table
 from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
 from rltrace.events import SAMPLER
 from rltrace.read.selection import ALL as ALL_OF_IT
@@ -193,10 +193,12 @@ def _all_seconds(summary: Summary, **_: bool) -> Iterator[RenderableType]:
         yield from idle_tables(f"step {found.first_step}", FIRST_STEP, summary)
     if startup := [row for row in summary.phases if row.step is None]:
         if summary.steps:
-            yield from lane_tables("Start-up, before the first step", startup, STARTUP_IDLE)
+            is_startup = not summary.earlier_steps_lost
+            title = "Start-up, before the first step" if is_startup else "Before the first step that is left"
+            yield from lane_tables(title, startup, STARTUP_IDLE if is_startup else "")
         else:
             yield from lane_tables("Phases", startup)
-        yield from idle_tables("start-up", STARTUP, summary)
+        yield from idle_tables("before that" if summary.earlier_steps_lost else "start-up", STARTUP, summary)
         yield from idle_tables("", RUN, summary)
 
 
@@ -392,7 +394,7 @@ def header(run: Run, summary: Summary, *, whole: bool = False) -> RenderableType
     """Return what was run, and whether its Recording is whole."""
     ranks = {row.rank for row in summary.processes if row.rank is not None}
     facts = [
-        figures.count(len(summary.steps), "step") + of_processes(summary.steps) if summary.steps else "no steps",
+        step_count(summary.steps) if summary.steps else "no steps",
         f"{run.seconds:.1f} s",
         *([figures.count(len(ranks), "rank")] if ranks else []),
         figures.count(sum(process.role != SAMPLER for process in summary.processes), "process"),

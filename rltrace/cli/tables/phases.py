@@ -18,7 +18,7 @@ from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled
 from rltrace.cli.tables.process_phases import CAPTION, is_without_ranks, process_phases
-from rltrace.cli.tables.steps import by_lane, in_short, of_processes
+from rltrace.cli.tables.steps import brief_words, by_lane, in_short, of_processes
 from rltrace.events import DRIVER_PHASES, WAIT_DRIVER
 
 SLIGHT = 0.001
@@ -110,7 +110,9 @@ def steady_title(summary: Summary, found: Steady | None) -> str:
         excluded.append(f"step {found.first_step} excluded as warm-up")
     elif found.has_first:
         excluded.append("the first, which includes warm-up" if len(found.steps) == 1 else "warm-up included")
-    excluded += _left_out(summary)
+    if summary.earlier_steps_lost:
+        excluded.append("earlier steps may be gone")
+    excluded += [*_left_out(summary), *_in_brief(summary)]
     if len(found.steps) == 1:
         said = f" ({'; '.join(excluded)})" if excluded else ""
         return f"Step {numbers}{of_processes(summary.steps)}{said}"
@@ -125,6 +127,15 @@ def _left_out(summary: Summary) -> list[str]:
     }
     said = " and ".join(f"{count} {how}" for how, count in counts.items() if count)
     return [f"{said} excluded"] if said else []
+
+
+def _in_brief(summary: Summary) -> list[str]:
+    """Return how many steps are excluded because they are in brief, or what that means if those are all there are."""
+    if counted := [step for step in summary.steps if step.steady and step.brief]:
+        return [f"{brief_words(counted)}: other spans were not kept, so idle may be work"]
+    first = summary.steady.first_step if summary.steady is not None else None
+    brief = [step for step in summary.steps if step.brief and step.step != first]
+    return [f"{len(brief):,} {brief_words(brief)}, excluded"] if brief else []
 
 
 def steady_words(found: Steady) -> str:

@@ -165,8 +165,10 @@ def _removed(summary: Summary) -> Iterator[str]:
     spans = figures.count(sum(gone.spans for gone in summary.removed), "span")
     firsts = [gone.first_step for gone in summary.removed if gone.first_step is not None]
     lasts = [gone.last_step for gone in summary.removed if gone.last_step is not None]
-    steps = f"in steps {figures.between(str(min(firsts)), str(max(lasts)))}" if firsts else "before the first step"
-    yield f"In brief, to keep to the disk budget: of {spans} {steps} only totals are left"
+    where = "" if summary.earlier_steps_lost or not summary.steps else " before the first step"
+    if firsts:
+        where = f" in steps {figures.between(str(min(firsts)), str(max(lasts)))}"
+    yield f"In brief, to keep to the disk budget: of {spans}{where} only totals are left"
 
 
 def _unidentified(summary: Summary) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 from rich.console import RenderableType
 from rich.text import Text
 
-from rltrace.analysis.steps import Step
+from rltrace.analysis.steps import DISK_BUDGET, NOT_CHOSEN, Step
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled
 
@@ -40,6 +40,23 @@ def step_line(steps: Sequence[Step]) -> Text | None:
     numbers = figures.between(str(over[0].step), str(over[-1].step))
     what = "Steps" if len(over) > 1 else "Step"
     return Text.assemble((what, "bold"), f" {numbers}: {', '.join(parts)}") if parts else None
+
+
+BECAUSE = {NOT_CHOSEN: "not among --record-steps", DISK_BUDGET: "to keep to the disk budget"}
+"""Why steps are in brief."""
+
+
+def brief_words(steps: Iterable[Step]) -> str:
+    """Return why steps are in brief: `in brief, not among --record-steps`."""
+    reasons = dict.fromkeys(BECAUSE[step.brief_because] for step in steps if step.brief_because is not None)
+    return f"in brief, {' and '.join(reasons)}"
+
+
+def step_count(steps: Sequence[Step]) -> str:
+    """Return how many steps there are, whose they are, and how many of them are in brief."""
+    count = figures.count(len(steps), "step") + of_processes(steps)
+    many = sum(step.brief for step in steps)
+    return f"{count} ({many:,} in brief)" if many else count
 
 
 def _figures_of(steps: Sequence[Step]) -> dict[str, Callable[[Step], float | None]]:
