@@ -17,7 +17,7 @@ from recordings import Written, sample, span
 from rltrace import plugins
 from rltrace.analysis import findings
 from rltrace.analysis.findings import notable, why
-from rltrace.analysis.findings.amounts import as_text, between_as_text
+from rltrace.analysis.findings.amounts import as_text, between_as_text, counted
 from rltrace.analysis.findings.finding import Finding, confidence_of, interval_of
 from rltrace.analysis.summary import analyse
 from rltrace.read.recording import Recording
@@ -201,6 +201,8 @@ def test_kv_cache_too_small(tmp_path: Path) -> None:
     has_price(finding, 1.2)
     (bounded,) = full.found("kv_cache")
     assert bounded.seconds_per_step is None and bounded.bound_seconds == pytest.approx(1.2, rel=CLOSE)
+    assert "none was preempted" in bounded.title and "preempted" not in bounded.less_because
+    assert "preempted ones" in finding.less_because
 
 
 # ---------------------------------------------------------------- the weight sync
@@ -379,6 +381,16 @@ def test_startup(tmp_path: Path) -> None:
     """A start-up that takes a notable part of the run is told, with what it goes to."""
     (finding,) = startups(tmp_path / "run", 60)
     assert finding.once_seconds == 60 and finding.evidence.phases == ["actor.shard"]
+
+
+def test_one_is_singular(tmp_path: Path) -> None:
+    """What is one of its kind is not written as several."""
+    assert [counted(many, "place") for many in (0, 1, 1000)] == ["0 places", "1 place", "1,000 places"]
+    written = Written(tmp_path / "run").process(
+        "d", span("step", 0, 9, step=0), span("step", 10, 19, step=1), ended_s=20
+    )
+    (reason,) = [one.reason for one in why(analyse(written.read())).unjudged if one.id == "slow_steps"]
+    assert reason.startswith("1 steady step is too few")
 
 
 def test_short_startup_is_not_told(tmp_path: Path) -> None:
