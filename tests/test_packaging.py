@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -93,3 +94,14 @@ def test_wheel_metadata(wheel: zipfile.ZipFile) -> None:
         line for line in texts["METADATA"].splitlines() if line.startswith("Requires-Dist") and "extra" not in line
     ]
     assert not [line for line in needed if any(f" {name}" in line for name in ("torch", "ray", "vllm", "protobuf"))]
+
+
+def test_readers_get_what_they_need() -> None:
+    """Who follows the README, or says `make run`, can use every command that it names."""
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    extras = re.search(r"(?s)\[project\.optional-dependencies\](.*?)\n\[", pyproject)
+    assert extras is not None
+    readers = set(re.findall(r"(?m)^(\w+) = \[", extras[1])) - {"run", "docs", "dev"}
+    for file in ("README.md", "Makefile"):
+        said = re.search(r"'\.\[(.*?)\]'", (ROOT / file).read_text())
+        assert said is not None and set(said[1].split(",")) - {"run"} == readers, file

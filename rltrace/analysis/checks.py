@@ -95,6 +95,9 @@ def _of_the_run(summary: Summary) -> Check:
         return _check(COMPLETE, BROKEN, f"the run {how}; `rltrace summary {run.path}` says what happened")
     if summary.complete is False:
         return _check(COMPLETE, BROKEN, f"a process did not end in good order; `rltrace summary {run.path}` says which")
+    if summary.complete is None:
+        said = f"nobody saw how a process ended; `rltrace summary {run.path}` says which"
+        return _check(COMPLETE, UNJUDGED, said)
     if summary.losses:
         return _check(COMPLETE, UNJUDGED, f"parts of the Recording are lost; `rltrace summary {run.path}` says which")
     return _check(COMPLETE, OK, "the run is complete")

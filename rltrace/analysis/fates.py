@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rltrace.analysis.lanes import DRIVER_ROLE
 from rltrace.analysis.processes import ProcessFigures
-from rltrace.analysis.summary import Summary
 from rltrace.events import SAMPLER
+
+if TYPE_CHECKING:
+    from rltrace.analysis.summary import Summary
 
 Fate = Literal["fine", "released", "silent", "in doubt", "died"]
 
@@ -87,6 +89,18 @@ def having(summary: Summary, *wanted: Fate) -> list[ProcessFigures]:
     """Return the processes that had one of these fates."""
     found = fates(summary)
     return [process for process in summary.processes if found[process.key] in wanted]
+
+
+def is_complete(summary: Summary) -> bool | None:
+    """Return whether every process ended its part in good order, or was let go while idle.
+
+    None if nobody saw how the others ended.
+    """
+    if summary.unidentified or not summary.processes:
+        return False
+    found = fates(summary)
+    left = {process.state for process in summary.processes if found[process.key] != "released"} - {"ended"}
+    return True if not left else None if left == {"gone"} else False
 
 
 def uses_ray(summary: Summary) -> bool:

@@ -52,7 +52,7 @@ def selected(recording: Recording, selection: Selection, *, whole_steps: bool = 
             own = _own(process, windows, steps, time_line.shift_ns(process))
             cuts[process.key] = own._replace(depth=selection.depth)
     if not cuts:
-        raise SelectionError(f"--steps {selection.steps} and --time {selection.time} do not overlap")
+        raise SelectionError(f"steps {selection.steps} and time {selection.time} do not overlap")
     return recording.part(cuts, steps_are_chosen=selection.steps is not None)
 
 
@@ -66,7 +66,7 @@ def chosen_steps(recording: Recording, steps: Sequence[StepTime], numbers: Numbe
     missing = numbers.without_any(existing)
     if missing is not None:
         there = f"the run has steps {written(existing)}" if steps else "the run has no steps"
-        raise SelectionError(f"{recording.path}: --steps {missing}: no such step; {there}")
+        raise SelectionError(f"{recording.path}: steps {missing}: no such step; {there}")
     return [step for step in steps if numbers.has(step.number)]
 
 
@@ -82,7 +82,7 @@ def _whole_steps(recording: Recording, selection: Selection, time: Seconds) -> S
     if selection.steps is not None:
         in_time = [number for number in in_time if selection.steps.has(number)]
     if not in_time:
-        raise SelectionError(f"{recording.path}: --time {time}: no chosen step is in that time")
+        raise SelectionError(f"{recording.path}: time {time}: no chosen step is in that time")
     return selection._replace(steps=numbers(written(in_time)), time=None)
 
 
@@ -93,7 +93,7 @@ def _of_ranks(recording: Recording, numbers: Numbers) -> list[Process]:
     missing = numbers.without_any(existing)
     if missing is not None:
         there = f"the run has ranks {written(existing)}" if existing else "the run has no ranks"
-        raise SelectionError(f"{recording.path}: --ranks {missing}: no such rank; {there}")
+        raise SelectionError(f"{recording.path}: ranks {missing}: no such rank; {there}")
     ranks = {process.key: on_lane[process.key].rank for process in recording.processes}
     of_ranks = [process for process in recording.processes if ranks[process.key] is not None]
     elsewhere = {process.host for process in of_ranks} - {
@@ -115,7 +115,7 @@ def _window(recording: Recording, time: Seconds) -> tuple[int, int]:
     begin_ns = start_ns + round(time.begin * 1e9)
     if begin_ns >= last_ns:
         seconds = (last_ns - start_ns) / 1e9
-        raise SelectionError(f"{recording.path}: --time {time} begins after the run, which lasted {seconds:.1f} s")
+        raise SelectionError(f"{recording.path}: time {time} begins after the run, which lasted {seconds:.1f} s")
     return begin_ns, MOST_NS if math.isinf(time.end) else start_ns + round(time.end * 1e9)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from rltrace.analysis.allocations import AllocationPeak, AllocationsMissed, allocation_peaks, allocations_missed
 from rltrace.analysis.clocks import ClockFigures, clocks
 from rltrace.analysis.errors import SpanErrors, span_errors
+from rltrace.analysis.fates import is_complete
 from rltrace.analysis.gpu_work import GpuWork, gpu_work, gpu_work_missed
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
 from rltrace.analysis.host_memory import HostMemory, host_memory
@@ -251,7 +251,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     lost_events: int
     """Sum over all processes; what was dropped to keep to a bound is in `losses` only."""
     complete: bool | None
-    """Whether every process ended its part in good order; None if nobody saw how the others ended."""
+    """Whether every process ended its part in good order, or was let go while idle, as Ray ends its workers; None if
+    nobody saw how the others ended."""
     folded: list[Folded] = []
     """What is left out of the lists of a large run, above 640 ranks times steps: their items are of some ranks and
     steps only. `steps`, `steady`, `errors` and whatever is no item of a rank or a step are whole. Empty if nothing
@@ -325,9 +326,9 @@ def _analyse(recording: Recording) -> Analysed:
         ],
         unsealed=_unsealed(recording),
         lost_events=recording.lost_events,
-        complete=_is_complete(of_processes) if not recording.unidentified else False,
+        complete=None,
     )
-    return Analysed(seen, windows, summary)
+    return Analysed(seen, windows, msgspec.structs.replace(summary, complete=is_complete(summary)))
 
 
 def _run(seen: Observations, clock_domains: int) -> Run:
@@ -355,13 +356,6 @@ def _inferred(seen: Observations) -> list[Inferred]:
     found = dict.fromkeys(name_and_reason for process in seen.processes for name_and_reason in process.inferred)
     order = {name: place for place, name in enumerate((STEP, *in_order(name for name, _ in found if name != STEP)))}
     return [Inferred(name, reason) for name, reason in sorted(found, key=lambda item: order[item[0]])]
-
-
-def _is_complete(found: Sequence[ProcessFigures]) -> bool | None:
-    states = {process.state for process in found}
-    if states == {"ended"}:
-        return True
-    return None if states and states <= {"ended", "gone"} else False
 
 
 def _lacks_earlier_steps(recording: Recording, windows: StepWindows) -> bool:

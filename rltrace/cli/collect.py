@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Bring folders together although nobody read their clocks: real time aligns them, with an unknown error.",
 )
+@click.option("--unrelated", is_flag=True, help="Bring folders together although they seem to be of different runs.")
 @LIMITS_OPTION
-def collect(runs: tuple[str, ...], address: str | None, unknown_clocks: bool, limits: Limits) -> None:
+def collect(runs: tuple[str, ...], address: str | None, unknown_clocks: bool, unrelated: bool, limits: Limits) -> None:
     """Bring together what several hosts recorded.
 
     With the folders of several hosts, one RUN each, everything goes into the folder of the host that read the others'
@@ -48,7 +49,7 @@ def collect(runs: tuple[str, ...], address: str | None, unknown_clocks: bool, li
         raise click.UsageError("--address is of one RUN on a Ray cluster, and not of the folders of several hosts")
     from rltrace.run.collection import bring_together
 
-    into, done = bring_together(opened, unknown_clocks=unknown_clocks)
+    into, done = bring_together(opened, unknown_clocks=unknown_clocks, unrelated=unrelated)
     echo(f"{into.path}: {done}")
     _report(done.failures)
 

@@ -27,7 +27,9 @@ SHARE_OPTION = click.option(
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("-o", "--output", metavar="FILE", help="File to write.  [default: RUN's name and .html, in this folder]")
+@click.option(
+    "-o", "--output", metavar="FILE", help="File to write.  [default: RUN's name and .report.html, in this folder]"
+)
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @SHARE_OPTION
 @of_figures

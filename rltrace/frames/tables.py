@@ -47,6 +47,9 @@ class Tables:
         self._recorded = Recorded(recording, lambda: self._figures.phase_moments)
         self._figures = Figures(recording, self._recorded.lock)
 
+    def __repr__(self) -> str:
+        return f"<rltrace tables of {self.recording.path}: {', '.join(TABLES)}>"
+
     def spans(
         self,
         name: str | None = None,

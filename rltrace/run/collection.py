@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rltrace.errors import RecordingError
 from rltrace.host import regular_file
@@ -81,18 +81,22 @@ _MISSING = "what it recorded since the last collection is missing here"
 # ---- from the folders of other hosts ----------------------------------------------------------------------------
 
 
-def bring_together(recordings: Sequence[Recording], *, unknown_clocks: bool = False) -> tuple[Recording, Collected]:
+def bring_together(
+    recordings: Sequence[Recording], *, unknown_clocks: bool = False, unrelated: bool = False
+) -> tuple[Recording, Collected]:
     """Bring what several hosts recorded together in the one of their Recordings by whose clock the others were read.
 
     Args:
         recordings: One or more of each host, in any order.
         unknown_clocks: Take those too whose clocks nobody read; without a clock to begin with, the first one is it.
+        unrelated: Take those too that are of another run, as far as one can tell.
 
     Returns:
         The Recording that has everything now, and what came to it.
 
     Raises:
-        RecordingError: nobody read a host's clock, or the Recording to collect into is an archive.
+        RecordingError: nobody read a host's clock, two are of different runs, or the Recording to collect into is an
+            archive.
     """
     into = min(recordings, key=lambda recording: len(_unknown(recording, recordings)))
     unknown = _unknown(into, recordings)
@@ -103,6 +107,12 @@ def bring_together(recordings: Sequence[Recording], *, unknown_clocks: bool = Fa
             "folder of rank 0's host too, where the readings are, or align by real time, with an unknown error, by "
             "--unknown-clocks"
         )
+    for other in recordings:
+        if not unrelated and (difference := _difference(into, other)):
+            raise RecordingError(
+                f"{other.path} is of another run than {into.path}: {difference}. If they belong together all the same, "
+                "insist by --unrelated"
+            )
     if into.folder != into.path:
         raise RecordingError(f"{into.path}: an archive, which is read-only; unpack it and give the folder")
     done = Collected()
@@ -124,6 +134,50 @@ class _Folder(ProcessFiles):
 
 def _hosts(processes: Sequence[Process]) -> str:
     return ", ".join(sorted({process.host for process in processes}))
+
+
+def _difference(into: Recording, other: Recording) -> str | None:
+    """Return what shows that a Recording is of another run; None if nothing does.
+
+    Hosts of one run record at the same time, and a rank of it runs on one of them at a time.
+    """
+    if into.manifest.get("run_id") == other.manifest.get("run_id"):
+        return None
+    ours, theirs = _lives(into, into), _lives(other, into)
+    if not ours or not theirs or {life.process.key for life in ours} & {life.process.key for life in theirs}:
+        return None
+    together = [(one, another) for one in ours for another in theirs if one.overlaps(another)]
+    if not together:
+        return "no process of either ran while one of the other did"
+    for one, another in together:
+        rank = one.process.rank
+        if rank is not None and (rank, one.process.role) == (another.process.rank, another.process.role):
+            return f"both have a rank {rank} ({one.process.role}) at the same time"
+    return None
+
+
+class _Life(NamedTuple):
+    """When a process lived, by the clock of the Recording to collect into."""
+
+    process: Process
+    start_ns: int
+    end_ns: int
+
+    def overlaps(self, other: _Life) -> bool:
+        return self.start_ns <= other.end_ns and other.start_ns <= self.end_ns
+
+
+def _lives(recording: Recording, reference: Recording) -> list[_Life]:
+    """Return when the processes lived whose clock is known."""
+    home, found = reference.own_domain, []
+    clocks = alignment.read(reference.folder, home) if home else {}
+    for process in recording.processes:
+        start_ns, end_ns = process.life_ns
+        if process.clock_domain == home:
+            found.append(_Life(process, start_ns, end_ns))
+        elif clock := clocks.get(process.clock_domain):
+            found.append(_Life(process, start_ns + clock.shift_ns(start_ns), end_ns + clock.shift_ns(end_ns)))
+    return found
 
 
 def _unknown(reference: Recording, recordings: Sequence[Recording]) -> list[tuple[Recording, list[Process]]]:

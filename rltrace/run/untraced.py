@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rltrace.hooks.startup.rltrace_startup import is_traced
 from rltrace.host.parents import parent_of, stack_of
-from rltrace.read.command_line import PYTHON, python_options
+from rltrace.read.command_line import PYTHON, python_options, words_of_program
 from rltrace.read.recording import Recording
 from rltrace.record.cluster import DIR_VARIABLE
 from rltrace.record.manifest import PROCESSES, UNTRACED, redact_command, to_json
@@ -125,7 +125,7 @@ class ProcessTree:
         reason = why_untraced(command, environment)
         if reason is not None:
             self._reasons[pid] = command, reason
-        elif _has_packages(pid) is False and not self._only_forks(pid, command):
+        elif _has_packages(pid) is False and not self._only_forks(pid, command) and _has_program(pid, command):
             self._bare[pid] = command
 
     def _only_forks(self, pid: int, command: list[str]) -> bool:
@@ -151,6 +151,17 @@ def _has_packages(pid: int) -> bool | None:
         return _PACKAGE.search(Path(f"/proc/{pid}/maps").read_bytes()) is not None
     except OSError:
         return None
+
+
+def _has_program(pid: int, command: list[str]) -> bool:
+    """Return whether the script of a Python exists; one without its script ends with an error, and imports nothing."""
+    words = words_of_program(command)
+    if not words or words[0].startswith("-"):
+        return True
+    try:
+        return Path(os.readlink(f"/proc/{pid}/cwd"), words[0]).exists()
+    except OSError:  # the process is gone, or the script is not ours to see
+        return True
 
 
 def why_untraced(command: list[str], environment: list[str]) -> str | None:

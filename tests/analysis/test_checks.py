@@ -17,6 +17,8 @@ from rltrace.analysis.summary import analyse
 from rltrace.errors import ConfigError
 from rltrace.read.recording import Recording
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "recordings"
+
 
 def judged(recording: Recording) -> Judged:
     analysed = analyse(recording)
@@ -228,3 +230,18 @@ def test_wrong_words(most: tuple[str, ...], baseline: str | None, shares: tuple[
     with pytest.raises(ConfigError, match=said):
         budget(None, most, baseline, shares)
     assert SHARE
+
+
+def test_workers_that_ray_ends_are_complete() -> None:
+    """A run whose idle workers Ray ended is complete, to `check` and in the JSON as on the first screen."""
+    found = judged(Recording.open(EXAMPLES / "verl_8b_4gpu.zip"))
+    assert any(process.state == "died" for process in found.summary.processes)
+    assert found.summary.complete and of("complete", below(found, "step=20s")).state == OK
+
+
+@pytest.mark.parametrize(("ending", "complete", "state"), [({}, None, UNJUDGED), ({"ended_s": 9}, True, OK)])
+def test_unseen_end_cannot_be_judged(tmp_path: Path, ending: dict[str, int], complete: bool | None, state: str) -> None:
+    """Nobody knows whether a run is complete whose program is gone, and was watched by nobody."""
+    written = Written(tmp_path / "run", owner="p").process("p", span("step", 0, 1, step=0), **ending)
+    found = judged(written.read())
+    assert (found.summary.complete, of("complete", below(found, "step=20s")).state) == (complete, state)

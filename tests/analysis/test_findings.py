@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -16,10 +17,11 @@ from recordings import Written, sample, span
 from rltrace import plugins
 from rltrace.analysis import findings
 from rltrace.analysis.findings import notable, why
-from rltrace.analysis.findings.amounts import as_text, between_as_text
+from rltrace.analysis.findings.amounts import as_text, between_as_text, counted
 from rltrace.analysis.findings.finding import Finding, confidence_of, interval_of
 from rltrace.analysis.summary import analyse
 from rltrace.read.recording import Recording
+from rltrace.read.selection import seconds
 
 RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
 # ---------------------------------------------------------------- a rank
@@ -199,6 +201,8 @@ def test_kv_cache_too_small(tmp_path: Path) -> None:
     has_price(finding, 1.2)
     (bounded,) = full.found("kv_cache")
     assert bounded.seconds_per_step is None and bounded.bound_seconds == pytest.approx(1.2, rel=CLOSE)
+    assert "none was preempted" in bounded.title and "preempted" not in bounded.less_because
+    assert "preempted ones" in finding.less_because
 
 
 # ---------------------------------------------------------------- the weight sync
@@ -364,14 +368,43 @@ def test_first_step(tmp_path: Path) -> None:
     assert "actor.update by 20" in " ".join(finding.evidence.facts)
 
 
+def startups(folder: Path, seconds: float) -> list[Finding]:
+    """What is found in a run with a start-up of this length, half of which is a phase."""
+    written = Written(folder)
+    steps = [span("step", seconds + 10 * n, seconds + 10 * n + 9, step=n) for n in range(3)]
+    written.process("d", span("python", 0, seconds), *steps, role="driver", ended_s=seconds + 30)
+    written.process("w", span("actor.shard", 0, seconds / 2), role="worker", rank=0, ended_s=seconds + 30)
+    return [one for one in why(analyse(written.read())).findings if one.id == "startup"]
+
+
 def test_startup(tmp_path: Path) -> None:
     """A start-up that takes a notable part of the run is told, with what it goes to."""
-    written = Written(tmp_path / "run")
-    steps = [span("step", 60 + 10 * n, 69 + 10 * n, step=n) for n in range(3)]
-    written.process("d", *steps, role="driver", ended_s=90)
-    written.process("w", span("actor.shard", 5, 55), role="worker", rank=0, ended_s=90)
-    (finding,) = [one for one in why(analyse(written.read())).findings if one.id == "startup"]
+    (finding,) = startups(tmp_path / "run", 60)
     assert finding.once_seconds == 60 and finding.evidence.phases == ["actor.shard"]
+
+
+def test_one_is_singular(tmp_path: Path) -> None:
+    """What is one of its kind is not written as several."""
+    assert [counted(many, "place") for many in (0, 1, 1000)] == ["0 places", "1 place", "1,000 places"]
+    written = Written(tmp_path / "run").process(
+        "d", span("step", 0, 9, step=0), span("step", 10, 19, step=1), ended_s=20
+    )
+    (reason,) = [one.reason for one in why(analyse(written.read())).unjudged if one.id == "slow_steps"]
+    assert reason.startswith("1 steady step is too few")
+
+
+def test_short_startup_is_not_told(tmp_path: Path) -> None:
+    """A start-up below a second is no finding, whatever its share of a short run."""
+    assert not startups(tmp_path / "short", 0.9) and startups(tmp_path / "long", 1.4)
+
+
+def test_command_is_for_a_shell(tmp_path: Path) -> None:
+    """The command of a finding shows the moment as it stands, in a folder with any name."""
+    folder = tmp_path / "my run's"
+    (finding,) = startups(folder, 1.4)
+    assert finding.evidence.moment is not None
+    *command, end = shlex.split(finding.evidence.moment.command)
+    assert command == ["rltrace", "view", str(folder), "--time"] and seconds(end).end == 1.4
 
 
 # ---------------------------------------------------------------- all of them

@@ -126,11 +126,11 @@ def test_difference_of_a_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--steps", "9"), "--steps 9: no such step; the run has steps 0-1"),
-        (("--steps", "0,5-7"), "--steps 5-7: no such step; the run has steps 0-1"),
-        (("--ranks", "2"), "--ranks 2: no such rank; the run has ranks 0-1"),
-        (("--time", "99:"), "--time 99: begins after the run, which lasted 31.0 s"),
-        (("--steps", "1", "--time", ":5"), "--steps 1 and --time 0:5 do not overlap"),
+        (("--steps", "9"), "steps 9: no such step; the run has steps 0-1"),
+        (("--steps", "0,5-7"), "steps 5-7: no such step; the run has steps 0-1"),
+        (("--ranks", "2"), "ranks 2: no such rank; the run has ranks 0-1"),
+        (("--time", "99:"), "time 99: begins after the run, which lasted 31.0 s"),
+        (("--steps", "1", "--time", ":5"), "steps 1 and time 0:5 do not overlap"),
         (("--steps", "one"), "'one' is neither a number nor a range; write 3, 100-110 or 1,5-7"),
         (
             ("--time", "7"),
@@ -152,8 +152,8 @@ def test_missing_part_names_existing(tmp_path: Path, words: tuple[str, ...], sai
 def test_no_steps_or_ranks(tmp_path: Path) -> None:
     """A run without steps or ranks says so."""
     run = Written(tmp_path / "run").process("one", span("work", 1, 2), role="main", ended_s=3).folder
-    assert "--steps 0: no such step; the run has no steps" in call("summary", run, "--steps", 0).stderr
-    assert "--ranks 0: no such rank; the run has no ranks" in call("summary", run, "--ranks", 0).stderr
+    assert "steps 0: no such step; the run has no steps" in call("summary", run, "--steps", 0).stderr
+    assert "ranks 0: no such rank; the run has no ranks" in call("summary", run, "--ranks", 0).stderr
 
 
 @pytest.mark.parametrize(

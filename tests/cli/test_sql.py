@@ -82,7 +82,7 @@ def test_newest_run_and_standard_input(run: Path, tmp_path: Path, monkeypatch: p
         (("RUN", "select", "1"), 2, "'1' is too much behind RUN and QUERY; put the query in quotes"),
         (("RUN", "select * from nope"), 2, "no table nope; the tables are boundaries, counters, "),
         (("RUN", "select nope from steps"), 2, "no column nope; steps has lane, step, start_seconds, "),
-        (("RUN", "select 1", "--steps", "7"), 2, "--steps 7: no such step; the run has steps 0-1"),
+        (("RUN", "select 1", "--steps", "7"), 2, "steps 7: no such step; the run has steps 0-1"),
         (("/no/such/run", "select 1"), 3, "/no/such/run: no such file or folder"),
     ],
 )

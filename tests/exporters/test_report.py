@@ -544,7 +544,8 @@ def test_command_writes_and_does_not_overwrite(tmp_path: Path) -> None:
     two_ranks(tmp_path / "run")
     done = call(tmp_path, "report", "run")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run.html").read_text().startswith("<!DOCTYPE html>")
+    assert (tmp_path / "run.report.html").read_text().startswith("<!DOCTYPE html>")
+    assert call(tmp_path, "export", "run", "--to", "memory").returncode == 0, "its file is another one"
     again = call(tmp_path, "report", "run")
     assert again.returncode == 7 and "--force" in again.stderr and len(again.stderr.splitlines()) == 1
     assert call(tmp_path, "report", "run", "--force", "--share", "--steps", "1").returncode == 0

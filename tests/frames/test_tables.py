@@ -295,11 +295,12 @@ def test_chosen_part(tmp_path: Path) -> None:
     """Steps and ranks choose the same part as on the command line."""
     run = two_ranks(tmp_path / "run").folder
     tables = rltrace.open(run, steps="1", ranks="1")
+    assert repr(tables).startswith(f"<rltrace tables of {run}: spans, counters, ")
     assert set(tables.steps()["step"].to_pylist()) == {1}
     assert set(tables.phases()["lane"].to_pylist()) == {"driver", "rank 1"}
     assert None not in tables.phases()["step"].to_pylist()
     assert set(tables.spans()["step"].to_pylist()) == {1}
-    with pytest.raises(SelectionError, match="the run has steps 0-1"):
+    with pytest.raises(SelectionError, match="run: steps 9: no such step; the run has steps 0-1"):
         rltrace.open(run, steps="9")
     with pytest.raises(SelectionError, match="'one' is neither a number nor a range"):
         rltrace.open(run, steps="one")

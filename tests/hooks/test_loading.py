@@ -235,6 +235,13 @@ def test_standard_library_has_nothing_to_trace(environment: installed.Environmen
     assert "not traced" not in shown, "nothing was missed"
 
 
+def test_missing_script_is_no_program(environment: installed.Environment, tmp_path: Path) -> None:
+    """A Python whose script does not exist is not said to be a program with nothing to trace."""
+    done = environment.rltrace("exec", "--out", "run", "--", "python", "nosuch.py", cwd=tmp_path)
+    assert done.returncode == 2 and "nothing to trace" not in done.stderr
+    assert "no process was recorded" in done.stderr
+
+
 def test_forkserver_has_nothing_to_trace(environment: installed.Environment, tmp_path: Path) -> None:
     """A forkserver has nothing to trace, and its children have."""
     (tmp_path / "program.py").write_text(

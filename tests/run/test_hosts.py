@@ -322,12 +322,51 @@ def test_archive_of_a_host(of_torchrun: Run, tmp_path: Path) -> None:
     assert done.returncode == 3 and "first.zip: an archive, which is read-only" in done.stderr
 
 
+def record(folder: Path, name: str, script: str) -> subprocess.Popen[bytes]:
+    """Begin to record a program on this host."""
+    command = ["exec", "--sample", "0", "--out", name, "--", sys.executable, "-c", f"import rltrace; {script}"]
+    return subprocess.Popen([sys.executable, "-m", "rltrace", *command], cwd=folder)
+
+
+MEET = """
+import pathlib, sys, time
+with rltrace.span('x'):
+    pathlib.Path('{own}.here').touch()
+    while not pathlib.Path('{other}.here').exists():
+        time.sleep(0.01)
+"""
+
+
 def test_folders_of_one_clock_need_no_reading(tmp_path: Path) -> None:
-    """Two Recordings of one host share its clock."""
-    for name in ("one", "two"):
-        script = "import rltrace; rltrace.span('x').__enter__().__exit__(None, None, None)"
-        done = rltrace_command(tmp_path, "exec", "--sample", "0", "--out", name, "--", sys.executable, "-c", script)
-        assert done.returncode == 0, done.stderr
+    """Two Recordings of one host, of programs that ran side by side, share its clock."""
+    running = [
+        record(tmp_path, own, MEET.format(own=own, other=other)) for own, other in (("one", "two"), ("two", "one"))
+    ]
+    assert [process.wait(timeout=120) for process in running] == [0, 0]
     done = rltrace_command(tmp_path, "collect", "one", "two")
     assert done.returncode == 0 and done.stdout.startswith("one: "), done.stderr
     assert len(Recording.open(tmp_path / "one").processes) == 2
+
+
+def test_unrelated_runs_stay_apart(tmp_path: Path) -> None:
+    """Two runs of one host, one after the other, are brought together on demand only."""
+    for name in ("one", "two"):
+        assert record(tmp_path, name, "rltrace.span('x').__enter__().__exit__(None, None, None)").wait(timeout=120) == 0
+    done = rltrace_command(tmp_path, "collect", "one", "two")
+    assert done.returncode == 3 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("rltrace: two is of another run than one: no process of either ran while ")
+    assert len(Recording.open(tmp_path / "one").processes) == 1
+    done = rltrace_command(tmp_path, "collect", "one", "two", "--unrelated")
+    assert done.returncode == 0 and len(Recording.open(tmp_path / "one").processes) == 2, done.stderr
+
+
+def test_ranks_tell_runs_apart(tmp_path: Path) -> None:
+    """Two runs at the same time, each with its rank 0, are not one."""
+    script = "rltrace.identify(role='worker', rank=0)\n"
+    running = [
+        record(tmp_path, own, script + MEET.format(own=own, other=other))
+        for own, other in (("one", "two"), ("two", "one"))
+    ]
+    assert [process.wait(timeout=120) for process in running] == [0, 0]
+    done = rltrace_command(tmp_path, "collect", "one", "two")
+    assert done.returncode == 3 and "both have a rank 0 (worker) at the same time" in done.stderr

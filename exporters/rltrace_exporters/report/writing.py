@@ -28,7 +28,8 @@ DIGITS = 3
 class Report:
     """The report of a Recording; it is written like an exporter's file."""
 
-    suffix = ".html"
+    suffix = ".report.html"
+    """Pictures of memory end with .html alone: both are in one folder by default."""
 
     def __init__(self, *, is_shared: bool = False, is_part: bool = False) -> None:
         self._is_shared = is_shared

@@ -1,4 +1,4 @@
-"""How a finding writes seconds and bytes: in the unit in which they have digits that mean something."""
+"""How a finding writes seconds and bytes, in the unit in which they have digits that mean something, and counts."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def _rounded(value: float, digits: int) -> str:
     """Write a number with so many digits, and all those before the point."""
     before = next((len(str(whole)) for whole in (100, 10) if value >= whole * (1 - 0.5 / 10**digits)), 1)
     return f"{value:,.{max(digits - before, 0) if value else 0}f}"
+
+
+def counted(many: int, noun: str) -> str:
+    """Write a number and its noun, whose plural ends with s."""
+    return f"{many:,} {noun}{'' if many == 1 else 's'}"
 
 
 def bytes_as_text(size_bytes: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rltrace.analysis.fates import having
+from rltrace.analysis.findings.amounts import counted
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.summary import Summary
 
@@ -34,7 +35,8 @@ def _of_the_end(summary: Summary) -> Iterator[str]:
         more = f" and {len(died) - NAMED} more" if len(died) > NAMED else ""
         yield f"{', '.join(died[:NAMED])}{more} died: what they had not finished is missing"
     if summary.losses:
-        yield f"parts of it are lost or damaged, in {len(summary.losses)} places: `rltrace summary` says which"
+        places = counted(len(summary.losses), "place")
+        yield f"parts of it are lost or damaged, in {places}: `rltrace summary` says which"
 
 
 def _of_steps(summary: Summary) -> Iterator[str]:

@@ -75,7 +75,7 @@ def judge(run: Run) -> list[Finding]:
                 rank=None,
                 start_seconds=first.start_seconds,
                 end_seconds=first.start_seconds + first.seconds,
-                command=f"rltrace view {run.summary.run.path} --steps {first.step}",
+                command=run.view("--steps", str(first.step)),
             ),
         )
     ]

@@ -75,7 +75,8 @@ def _too_small(run: Run, waiting: PerStep, preempted: int, most: float) -> Findi
         [f"at most {most:.0%} of it is taken, in the engine in which they wait longest"],
         per_step=waiting if preempted else None,
         bound=float(waiting.mean()),
-        less_because="the engine computes others meanwhile: what is lost is the work of the preempted ones",
+        less_because="the engine computes others meanwhile"
+        + (": what is lost is the work of the preempted ones" if preempted else ""),
         basis="modelled",
         figures={"preempted": float(preempted), "most_usage": most},
         phases=[GENERATE],

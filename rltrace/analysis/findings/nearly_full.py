@@ -66,11 +66,11 @@ def _used_bytes(device: DeviceMemory) -> int:
 
 def _moment(run: Run, device: DeviceMemory) -> Moment:
     at = device.peak_at_seconds
-    of_rank = "" if device.rank is None else f" --ranks {device.rank}"
+    of_rank = [] if device.rank is None else ["--ranks", str(device.rank)]
     return Moment(
         step=device.peak_step,
         rank=device.rank,
         start_seconds=at,
         end_seconds=at,
-        command=f"rltrace view {run.summary.run.path} --time {max(at - 1, 0):.0f}:{at + 1:.0f}{of_rank}",
+        command=run.view("--time", f"{max(at - 1, 0):.0f}:{at + 1:.0f}", *of_rank),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from statistics import fmean
@@ -209,14 +210,18 @@ class Run:
     def moment(self, place: int, rank: int | None = None) -> Moment:
         """Return the moment of a steady step, by the step's place."""
         start_ns, end_ns = self.steps[place].tolist()
-        of_rank = "" if rank is None else f" --ranks {rank}"
+        of_rank = [] if rank is None else ["--ranks", str(rank)]
         return Moment(
             step=self.numbers[place],
             rank=rank,
             start_seconds=(start_ns - self.seen.start_ns) / 1e9,
             end_seconds=(end_ns - self.seen.start_ns) / 1e9,
-            command=f"rltrace view {self.summary.run.path} --steps {self.numbers[place]}{of_rank}",
+            command=self.view("--steps", str(self.numbers[place]), *of_rank),
         )
+
+    def view(self, *options: str) -> str:
+        """Return the command that shows a part of the run in the timeline, for a shell."""
+        return shlex.join(["rltrace", "view", self.summary.run.path, *options])
 
     def finding(
         self,

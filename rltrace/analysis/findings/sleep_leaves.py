@@ -44,7 +44,7 @@ def judge(run: Run) -> list[Finding]:
                 rank=worst.rank,
                 start_seconds=worst.at_seconds,
                 end_seconds=end,
-                command=f"rltrace view {run.summary.run.path} --time {max(worst.at_seconds - 1, 0):.0f}:{end + 1:.0f}",
+                command=run.view("--time", f"{max(worst.at_seconds - 1, 0):.0f}:{end + 1:.0f}"),
             ),
         )
     ]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rltrace.analysis.findings.amounts import as_text
+from rltrace.analysis.findings.amounts import as_text, counted
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 
@@ -46,7 +46,8 @@ def judge(run: Run) -> list[Finding]:
     """Price what exceptional steps take beyond the median step."""
     if len(run.steps) < FEWEST:
         raise UnjudgeableError(
-            f"{len(run.steps)} steady steps are too few to call one an exception: {FEWEST} are needed"
+            f"{counted(len(run.steps), 'steady step')} {'is' if len(run.steps) == 1 else 'are'} too few to call one an "
+            f"exception: {FEWEST} are needed"
         )
     median = float(np.median(run.step_seconds))
     over = run.step_seconds - median

@@ -12,6 +12,10 @@ from rltrace.analysis.phases import IDLE, UNLABELLED
 
 NAME = "startup"
 
+LEAST_SECONDS = 1.0
+"""A shorter start-up is not told: up to a second nobody's train of thought is interrupted (J. Nielsen, Usability
+Engineering, 1993, chapter 5), so there is nothing to gain."""
+
 SAID = 4
 """How many parts are named."""
 
@@ -31,7 +35,7 @@ def judge(run: Run) -> list[Finding]:
     rows = [row for row in run.summary.phases if row.step is None and row.rank is not None]
     begin_ns, end_ns = run.windows.windows[0].tolist()
     seconds = (end_ns - begin_ns) / 1e9
-    if seconds < LEAST_SHARE * run.summary.run.seconds:
+    if seconds < max(LEAST_SECONDS, LEAST_SHARE * run.summary.run.seconds):
         return []
     parts = defaultdict[str, float](float)
     for row in rows:
@@ -55,7 +59,7 @@ def judge(run: Run) -> list[Finding]:
                 rank=None,
                 start_seconds=0.0,
                 end_seconds=seconds,
-                command=f"rltrace view {run.summary.run.path} --time :{seconds:.0f}",
+                command=run.view("--time", f":{seconds:.3f}"),
             ),
         )
     ]

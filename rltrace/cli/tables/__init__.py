@@ -432,8 +432,7 @@ def _state(run: Run, summary: Summary) -> Text:
     if gone := having(summary, "in doubt"):
         who = f"{gone[0].name} (pid {gone[0].pid})" if len(gone) == 1 else figures.count(len(gone), "process")
         return Text(f"{who} is gone", "yellow")
-    released = having(summary, "released")
-    if not summary.unidentified and all(p.state == "ended" or p in released for p in summary.processes):
+    if summary.complete:
         return Text("complete", "green")
     return Text("running", "cyan") if run.is_live else Text("incomplete", "yellow")
 
