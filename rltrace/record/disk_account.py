@@ -99,13 +99,10 @@ class DiskAccount:
 
     def _add_entry(self) -> int:
         entry = self._key.encode()[:_KEY_BYTES].ljust(_ENTRY_BYTES, b"\0")
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            require_size(self._path, os.fstat(descriptor).st_size + _ENTRY_BYTES)
-            os.write(descriptor, entry)
-            return os.lseek(descriptor, 0, os.SEEK_CUR) - _ENTRY_BYTES
-        finally:
-            os.close(descriptor)
+        with open(self._path, "ab", buffering=0) as file:
+            require_size(self._path, os.fstat(file.fileno()).st_size + _ENTRY_BYTES)
+            file.write(entry)
+            return file.tell() - _ENTRY_BYTES
 
     def take(self, size_bytes: int) -> None:
         """Take what a file will need, and remove the oldest segments for it if nothing else is left.
@@ -249,13 +246,10 @@ class DiskAccount:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        # Opened anew: see `mapped_file`.
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            require_size(self._path, os.fstat(descriptor).st_size)
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        # Opened anew, and closed by its own death if a signal handler raises: see `mapped_file`.
+        with open(self._path, "r+b", buffering=0) as file:
+            require_size(self._path, os.fstat(file.fileno()).st_size)
+            yield file.fileno()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
