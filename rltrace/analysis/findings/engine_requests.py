@@ -6,8 +6,10 @@ from rltrace.analysis import engine_requests as of_engines
 from rltrace.analysis.engine_requests import EngineRequests
 from rltrace.analysis.findings.finding import UnjudgeableError
 from rltrace.analysis.findings.run import Run
+from rltrace.analysis.observations import once
 
 
+@once
 def engine_requests(run: Run) -> EngineRequests:
     """Return the requests of all engines in the steady steps.
 

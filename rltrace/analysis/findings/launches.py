@@ -13,7 +13,7 @@ from rltrace.analysis.findings.run import PerStep, Run, rows_of
 from rltrace.analysis.gpu_work import BACKWARD, FORWARD, WHOLE_BACKWARD
 from rltrace.analysis.intervals import Intervals, holding, union
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.observations import Seen
+from rltrace.analysis.observations import Seen, once
 
 AS_LONG = 0.9
 """Share of a forward's GPU time that its launch must take. A host that is faster by more than the 10 % by which equal
@@ -40,6 +40,7 @@ class Launches(NamedTuple):
     """By how much the GPU is done later than the host: the median forward."""
 
 
+@once
 def launch_bound_phases(run: Run) -> dict[str, Launches] | None:
     """Return the phases whose forwards take as long to launch as to run; None if no forward was timed both ways."""
     passes = {lane: made for lane in run.ranks if (made := _passes(run, lane)) is not None}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import NormalDist
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from rltrace.analysis.findings.uneven_engines import GENERATE, has_uneven_work
 from rltrace.analysis.gpu_work import GATHERS_AND_SCATTERS
 from rltrace.analysis.intervals import Intervals, cut, union
 from rltrace.analysis.lanes import Lane
+from rltrace.analysis.observations import once
 from rltrace.analysis.phases import in_order
 
 NAME = "slow_rank"
@@ -207,17 +207,13 @@ def _balance(run: Run) -> Balance | None:
         return None
 
 
-_KNOWN: WeakKeyDictionary[Run, dict[str, Slowness]] = WeakKeyDictionary()
-
-
+@once
 def slowness_of(run: Run) -> dict[str, Slowness]:
-    """Return who is behind in each phase that two ranks have in every step, in the order of a step; computed once."""
-    if run not in _KNOWN:
-        names = in_order(name for lane in run.ranks for name in run.phases[lane])
-        collectives = {lane: collectives_of(run, lane) for lane in run.ranks}
-        found = {name: slowness(run, name, collectives) for name in names}
-        _KNOWN[run] = {name: slow for name, slow in found.items() if slow is not None}
-    return _KNOWN[run]
+    """Return who is behind in each phase that two ranks have in every step, in the order of a step."""
+    names = in_order(name for lane in run.ranks for name in run.phases[lane])
+    collectives = {lane: collectives_of(run, lane) for lane in run.ranks}
+    found = {name: slowness(run, name, collectives) for name in names}
+    return {name: slow for name, slow in found.items() if slow is not None}
 
 
 def slowness(run: Run, name: str, collectives: Mapping[Lane, Intervals]) -> Slowness | None:
