@@ -14,6 +14,7 @@ from rltrace.cli.runs import (
     TRACING_HELP,
     bound,
     check_disabled,
+    checked,
     choose,
     claim,
     in_shell,
@@ -35,14 +36,9 @@ MOST_CHOSEN = 1000
 """How many steps' allocations may be kept; each step is some hundred megabytes for a large model."""
 
 
-def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) -> str:
+def _each(steps: str) -> str:
     """Return each step by itself, as every process of the run takes them from the environment."""
-    if not steps.strip():
-        return ""
-    try:
-        return ",".join(map(str, numbers(steps).each(MOST_CHOSEN)))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+    return ",".join(map(str, numbers(steps).each(MOST_CHOSEN))) if steps.strip() else ""
 
 
 @click.command(
@@ -56,7 +52,7 @@ def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) ->
     metavar="STEPS",
     default="",
     envvar=allocation_steps.VARIABLE,
-    callback=_chosen,
+    callback=checked(_each),
     help="Record every GPU allocation of these steps, such as 3 or 5-7,10; they take a little longer.",
 )
 @record_options

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,20 +50,25 @@ SAMPLE_OPTION = click.option(
 )
 
 
-def _checked_budget(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
-    try:
-        disk_budget.parse(text or disk_budget.UNBOUNDED)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return text
+def checked(told: Callable[[str], str]) -> Callable[[click.Context, click.Parameter, str], str]:
+    """Return the callback of an option whose text goes into the environment as a function returns it.
+
+    Args:
+        told: Returns what all processes of the run are told; what its `ValueError` says is wrong with the option.
+    """
+
+    def callback(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+        try:
+            return told(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return callback
 
 
-def _checked_numbers(_context: click.Context, parameter: click.Parameter, text: str) -> str:
-    try:
-        if text:
-            chosen_steps.parse(text, has_periods=parameter.name == "record_steps")
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _sound(parse: Callable[[str], object], text: str) -> str:
+    if text:
+        parse(text)
     return text
 
 
@@ -71,7 +77,7 @@ _RECORD_STEPS = click.option(
     metavar="STEPS",
     default="",
     envvar=chosen_steps.STEPS_VARIABLE,
-    callback=_checked_numbers,
+    callback=checked(partial(_sound, chosen_steps.parse)),
     help="Record only these steps in full, such as 100-110,every:50; of others, phases, memory and errors.",
 )
 _RECORD_RANKS = click.option(
@@ -79,7 +85,7 @@ _RECORD_RANKS = click.option(
     metavar="RANKS",
     default="",
     envvar=chosen_steps.RANKS_VARIABLE,
-    callback=_checked_numbers,
+    callback=checked(partial(_sound, partial(chosen_steps.parse, has_periods=False))),
     help="Record only these ranks in full, such as 0,8-15.",
 )
 
@@ -101,7 +107,7 @@ MAX_DISK_OPTION = click.option(
     metavar="SIZE",
     default="",
     envvar=disk_budget.VARIABLE,
-    callback=_checked_budget,
+    callback=checked(partial(_sound, disk_budget.parse)),
     help="Disk that the Recording may use on each host, such as 20GB, or none for no bound; the oldest goes first.  "
     f"[default: {disk_budget.size(disk_budget.MOST_BYTES)}, or 1/{disk_budget.FREE_SHARE} of what is free]",
 )
