@@ -45,11 +45,6 @@ class Segment:
         """Appends bytes; raises ValueError if they do not fit or the segment is closed."""
 
     @property
-    def is_closed(self) -> bool:
-        """Return whether nothing can be appended any more."""
-        return self.map.closed
-
-    @property
     def free_bytes(self) -> int:
         """Return the room after the last record."""
         return 0 if self.map.closed else len(self.map) - self.map.tell()

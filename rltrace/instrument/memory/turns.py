@@ -135,10 +135,11 @@ class Turns:
         if budget.left_ns(began_ns) <= 0:
             return
         has_moved = self._ledger.has_moved()
-        if has_moved and not self._can_look():
+        can_look = has_moved and self._can_look()
+        if has_moved and not can_look:
             self._ledger.say_used()
         budget.spend(now_ns() - began_ns)
-        if has_moved and self._can_look():
+        if can_look:
             self._look(Turn.BEAT, self._looks)
 
     def _can_look(self) -> bool:
