@@ -55,6 +55,7 @@ INSIDE = {
         "torch_memory_saver": {"memory"},
         "python_gc": set(),
         "ray": set(),
+        "opentelemetry": set(),
         "trl": {"memory"},
         "transformers": {"torch"},
         "peft": {"torch"},
