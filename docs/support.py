@@ -32,6 +32,7 @@ SHOWN = {
     "transformers": (("5.24", "CPU", "tests/instrument/test_any_loop.py"),),
     "peft": (("0.21", "CPU", "tests/frameworks/test_peft.py"),),
     "ray": (("2.60", "CPU", "tests/instrument/test_ray.py"),),
+    "opentelemetry-api": (("1.45", "CPU", "tests/instrument/test_opentelemetry.py"),),
     "vllm": (("0.26", "CPU", "tests/frameworks/test_vllm_cpu.py"), ("0.24", "GPU", "tests/gpu/test_gpu_memory.py")),
     "sglang": (("0.5.12", "CPU", "tests/frameworks/test_sglang_cpu.py"), ("0.5.12", "GPU", ON_SGLANG)),
     "torch_memory_saver": (("0.0.10", "GPU", ON_SGLANG),),
