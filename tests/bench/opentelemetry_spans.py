@@ -58,7 +58,7 @@ def measure(folder: Path) -> dict[str, Cost]:
     rltrace.start(folder, max_bytes=16 << 20)
     recorder = spans.current()
     assert recorder is not None
-    installed = instrument.install(recorder, ["opentelemetry"])
+    installed = instrument.install(recorder, ["opentelemetry", "opentelemetry_sdk"])
     recorded = sdk()
     costs["rltrace.span"] = cost_of(pairs_of(rltrace.span), ROUNDS)
     costs["SDK, recorded"] = cost_of(block_of(recorded.get_tracer("bench")), ROUNDS)

@@ -32,6 +32,9 @@ FRAMEWORKS = (
     "transformers",
     "peft",
     "opentelemetry",
+    "requests",
+    "httpx",
+    "aiohttp",
     "rltrace_reference",
 )
 

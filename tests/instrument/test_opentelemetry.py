@@ -16,7 +16,7 @@ import rltrace
 from rltrace import instrument
 from rltrace.events import Span
 from rltrace.hooks.patching import PatchSet
-from rltrace.instrument.opentelemetry import OpenTelemetry, said
+from rltrace.instrument.opentelemetry import OpenTelemetrySdk, said
 from rltrace.read.recording import Recording
 from rltrace.record import manifest, spans
 
@@ -170,8 +170,8 @@ def test_child_records_its_own(run):
 def patches(tmp_path, monkeypatch):
     """Recording, with the hooks installed as `instrument` installs them."""
     rltrace.start(tmp_path / "recording")
-    patches = PatchSet("opentelemetry", spans.current(), OpenTelemetry.supports)
-    monkeypatch.setitem(instrument.installed().patch_sets, "opentelemetry", patches)
+    patches = PatchSet("opentelemetry_sdk", spans.current(), OpenTelemetrySdk.supports)
+    monkeypatch.setitem(instrument.installed().patch_sets, "opentelemetry_sdk", patches)
     yield patches
     patches.undo()
     rltrace.stop()
@@ -188,7 +188,7 @@ def test_provider_from_before_is_found(patches, tmp_path, monkeypatch):
     provider = TracerProvider(shutdown_on_exit=False)
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     begun = provider.get_tracer("program").start_span("begun before")
-    OpenTelemetry().install(patches)
+    OpenTelemetrySdk().install(patches)
     begun.end()
     with provider.get_tracer("program").start_as_current_span("after"):
         pass
@@ -201,7 +201,7 @@ def test_provider_from_before_is_found(patches, tmp_path, monkeypatch):
 
 def test_no_provider_is_set(patches):
     """Nobody sets a provider for a program that sets none, and a provider has one processor of ours."""
-    OpenTelemetry().install(patches)
+    OpenTelemetrySdk().install(patches)
     assert trace._TRACER_PROVIDER is None
     told = TracerProvider(shutdown_on_exit=False)._active_span_processor
     assert len(told._span_processors) == 1
@@ -211,7 +211,7 @@ def test_no_provider_is_set(patches):
 
 def test_processors_in_a_pool(patches, tmp_path):
     """Where the SDK tells processors in other threads, a span is still recorded, with its own times."""
-    OpenTelemetry().install(patches)
+    OpenTelemetrySdk().install(patches)
     provider = TracerProvider(active_span_processor=ConcurrentMultiSpanProcessor(), shutdown_on_exit=False)
     with provider.get_tracer("program").start_as_current_span("in a pool"), rltrace.span("inside"):
         pass
@@ -230,7 +230,7 @@ class Broken(SpanProcessor):
 
 def test_failure_of_ours_reaches_nobody(patches, monkeypatch, capfd):
     """What fails in our processor is counted; what fails in the program's reaches the program."""
-    OpenTelemetry().install(patches)
+    OpenTelemetrySdk().install(patches)
     provider = TracerProvider(shutdown_on_exit=False)
     monkeypatch.setattr(said, "ids", None)
     with provider.get_tracer("program").start_as_current_span("counted") as span:
@@ -244,7 +244,7 @@ def test_failure_of_ours_reaches_nobody(patches, monkeypatch, capfd):
 
 
 def test_pause_records_nothing(patches, tmp_path):
-    OpenTelemetry().install(patches)
+    OpenTelemetrySdk().install(patches)
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("program")
     tracer.start_span("before").end()
     rltrace.pause()

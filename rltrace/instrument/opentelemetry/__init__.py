@@ -23,15 +23,25 @@ PROPAGATOR = "opentelemetry.trace.propagation.tracecontext:TraceContextTextMapPr
 
 
 class OpenTelemetry:
-    """Every span of the API, whoever makes it."""
+    """Spans of the API alone, and where a context leaves."""
 
     name = "opentelemetry"
     supports = ("opentelemetry-api >= 1.20",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        patches.wrap("opentelemetry.sdk.trace:TracerProvider.__init__", sdk.watch_new_providers)
-        patches.wrap("opentelemetry.trace:_set_tracer_provider", sdk.watch_set_providers)
-        patches.when_imported("opentelemetry.trace", sdk.attach_to_set_provider)
         patches.wrap("opentelemetry.trace:NoOpTracer.start_span", no_op.watch_tracer)
         patches.around(f"{PROPAGATOR}.inject", arrows.leaves_by_propagator, nothing_after)
+
+
+class OpenTelemetrySdk:
+    """Spans of every provider of the SDK."""
+
+    name = "opentelemetry_sdk"
+    supports = ("opentelemetry-sdk >= 1.20",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks."""
+        patches.wrap("opentelemetry.sdk.trace:TracerProvider.__init__", sdk.watch_new_providers)
+        patches.wrap("opentelemetry.trace:_set_tracer_provider", sdk.watch_set_providers)
+        patches.when_imported("opentelemetry.sdk.trace", sdk.attach_to_set_provider)

@@ -17,23 +17,47 @@ from rltrace.hooks.patching import PatchSet, nothing_after
 from rltrace.instrument.opentelemetry import context
 
 
-class HttpContext:
-    """The context of a trace in HTTP requests."""
+class RequestsContext:
+    """The context of a trace in requests of `requests`."""
 
-    name = "http_context"
-    supports = ("Python >= 3.10",)
+    name = "requests_context"
+    supports = ("requests >= 2.25",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        if reason := context.refusal():
-            patches.refuse(reason)
-        for sending in (
-            "requests.sessions:Session.send",
-            "httpx._client:Client.send",
-            "httpx._client:AsyncClient.send",
-        ):
-            patches.around(sending, add_to_request, nothing_after)
+        refuse_if_asked(patches)
+        patches.around("requests.sessions:Session.send", add_to_request, nothing_after)
+
+
+class HttpxContext:
+    """The context of a trace in requests of httpx."""
+
+    name = "httpx_context"
+    supports = ("httpx >= 0.23",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks."""
+        refuse_if_asked(patches)
+        for client in ("Client", "AsyncClient"):
+            patches.around(f"httpx._client:{client}.send", add_to_request, nothing_after)
+
+
+class AiohttpContext:
+    """The context of a trace in requests of aiohttp."""
+
+    name = "aiohttp_context"
+    supports = ("aiohttp >= 3.8",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks."""
+        refuse_if_asked(patches)
         patches.around("aiohttp.client_reqrep:ClientRequest.__init__", keep_self, add_to_made)
+
+
+def refuse_if_asked(patches: PatchSet) -> None:
+    """Bind no hook if no context is to be sent."""
+    if reason := context.refusal():
+        patches.refuse(reason)
 
 
 def add_to_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
