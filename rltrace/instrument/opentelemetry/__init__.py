@@ -16,9 +16,12 @@ Source read: opentelemetry-api and opentelemetry-sdk 1.20 and 1.45.
 
 from __future__ import annotations
 
+from rltrace.events import OPENTELEMETRY
 from rltrace.hooks.patching import PatchSet, nothing_after
 from rltrace.instrument.opentelemetry import arrows, no_op, sdk
 
+EMITS = (OPENTELEMETRY,)
+"""How the names of their spans begin."""
 PROPAGATOR = "opentelemetry.trace.propagation.tracecontext:TraceContextTextMapPropagator"
 
 
@@ -30,8 +33,8 @@ class OpenTelemetry:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        patches.wrap("opentelemetry.trace:NoOpTracer.start_span", no_op.watch_tracer)
-        patches.around(f"{PROPAGATOR}.inject", arrows.leaves_by_propagator, nothing_after)
+        patches.wrap("opentelemetry.trace:NoOpTracer.start_span", no_op.watch_tracer, EMITS)
+        patches.around(f"{PROPAGATOR}.inject", arrows.leaves_by_propagator, nothing_after, EMITS)
 
 
 class OpenTelemetrySdk:
@@ -42,6 +45,6 @@ class OpenTelemetrySdk:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        patches.wrap("opentelemetry.sdk.trace:TracerProvider.__init__", sdk.watch_new_providers)
-        patches.wrap("opentelemetry.trace:_set_tracer_provider", sdk.watch_set_providers)
+        patches.wrap("opentelemetry.sdk.trace:TracerProvider.__init__", sdk.watch_new_providers, EMITS)
+        patches.wrap("opentelemetry.trace:_set_tracer_provider", sdk.watch_set_providers, EMITS)
         patches.when_imported("opentelemetry.sdk.trace", sdk.attach_to_set_provider)
