@@ -39,15 +39,17 @@ class Logits(NamedTuple):
     """Sizes of the tensors of N rows over the whole vocabulary."""
 
     logits: int
-    fp32: int
-    """One of them in fp32, the first position of each sequence left out."""
+    scores: int
+    """One of them as log-probs are computed of it, the first position of each sequence left out."""
     hidden: int
 
 
-def of_logits(shape: ModelShape, sequences: int, sequence_tokens: int) -> Logits:
+def of_logits(shape: ModelShape, sequences: int, sequence_tokens: int, *, in_fp32: bool) -> Logits:
     """Return what the head and the log-probs of a micro-batch make."""
     tokens = sequences * sequence_tokens
     rows = sequences * (sequence_tokens - 1)
     return Logits(
-        BF16 * tokens * shape.vocab_size, FP32 * rows * shape.vocab_size, BF16 * tokens * shape.hidden_size
+        BF16 * tokens * shape.vocab_size,
+        (FP32 if in_fp32 else BF16) * rows * shape.vocab_size,
+        BF16 * tokens * shape.hidden_size,
     )

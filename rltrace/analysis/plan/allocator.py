@@ -1,9 +1,12 @@
 """What torch's caching allocator reserves for a sequence of allocations.
 
-The rules are those of `c10/cuda/CUDACachingAllocator.cpp` of torch 2.11: sizes are rounded to 512 bytes; what is at most
-1 MiB shares segments of 2 MiB, what is below 10 MiB segments of 20 MiB, and the rest has segments of its own, rounded to
-2 MiB. A block goes to the smallest free one of its stream that holds it, which is split if enough remains, and merges
-with its free neighbours when it is freed. A segment goes back to the device only when the cache is emptied.
+The rules are those of `c10/cuda/CUDACachingAllocator.cpp` of torch 2.11: sizes are rounded to 512 bytes; what is at
+most 1 MiB shares segments of 2 MiB, what is below 10 MiB segments of 20 MiB, and the rest has segments of its own,
+rounded to 2 MiB. A block goes to the smallest free one of its stream that holds it, which is split if enough remains,
+and merges with its free neighbours when it is freed. A segment goes back to the device only when the cache is emptied.
+
+With `expandable_segments` each stream has one segment per pool, which grows by pages where no free block is large
+enough.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class Block:
 class CachingAllocator:
     """Counts what is handed out and what is reserved."""
 
+    is_expandable: bool = False
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     held_bytes: int = 0
@@ -58,18 +62,22 @@ class CachingAllocator:
     free: dict[tuple[str, bool], list[tuple[int, int, Block]]] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     next_address: int = 0
+    last: dict[tuple[str, bool], Block] = field(default_factory=dict)
+    """The last block of each segment that expands."""
 
     def allocate(self, size_bytes: int, stream: str = "") -> Block:
         """Hand out a block."""
         size = max(round_up(size_bytes, ROUNDING), ROUNDING)
         pool = (stream, size <= SMALL_BYTES)
-        block = self._best_fit(size, pool) or self._new_segment(size, pool)
+        block = self._best_fit(size, pool) or (self._expand if self.is_expandable else self._new_segment)(size, pool)
         self._split(block, size, pool)
         block.is_free = False
-        if not block.segment.in_use:
+        self.allocated_bytes += block.size_bytes
+        if self.is_expandable:
+            self.held_bytes = self.allocated_bytes
+        elif not block.segment.in_use:
             self.held_bytes += block.segment.size_bytes
         block.segment.in_use += 1
-        self.allocated_bytes += block.size_bytes
         self.most_allocated_bytes = max(self.most_allocated_bytes, self.allocated_bytes)
         self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
         return block
@@ -78,16 +86,21 @@ class CachingAllocator:
         """Take a block back into the cache."""
         self.allocated_bytes -= block.size_bytes
         block.segment.in_use -= 1
-        if not block.segment.in_use:
+        if self.is_expandable:
+            self.held_bytes = self.allocated_bytes
+        elif not block.segment.in_use:
             self.held_bytes -= block.segment.size_bytes
         for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.is_free:
                 self._take(neighbour)
-                _merge(block, neighbour)
+                self._merge(block, neighbour)
         self._put(block)
 
     def empty_cache(self) -> None:
-        """Give segments of which nothing is handed out back to the device."""
+        """Give segments, or pages, of which nothing is handed out back to the device."""
+        if self.is_expandable:
+            self._unmap()
+            return
         for pool, blocks in self.free.items():
             self.free[pool] = [entry for entry in blocks if entry[2].segment.in_use]
         self.segments = [segment for segment in self.segments if segment.in_use]
@@ -107,6 +120,40 @@ class CachingAllocator:
         self.next_address += segment.size_bytes
         return block
 
+    def _expand(self, size: int, pool: tuple[str, bool]) -> Block:
+        """Let a segment grow at its end, where a free block may be that is too small."""
+        page = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT
+        last = self.last.get(pool)
+        if last is not None and last.is_free:
+            self._take(last)
+            block, grown = last, round_up(size - last.size_bytes, page)
+            block.size_bytes += grown
+        else:
+            grown = round_up(size, page)
+            segment = last.segment if last is not None else Segment(0, pool)
+            block = Block(segment, self.next_address, grown, before=last)
+            self.last[pool] = block
+            if last is not None:
+                last.after = block
+        self.next_address += grown
+        self.reserved_bytes += grown
+        self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
+        return block
+
+    def _unmap(self) -> None:
+        """Give back the whole pages of free blocks; what is allocated later grows at the end."""
+        for pool, blocks in self.free.items():
+            page = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT
+            for size, _, block in blocks:
+                self.reserved_bytes -= size // page * page
+                if block.before is not None:
+                    block.before.after = None
+                if block.after is not None:
+                    block.after.before = None
+                if self.last.get(pool) is block:
+                    del self.last[pool]
+            blocks.clear()
+
     def _split(self, block: Block, size: int, pool: tuple[str, bool]) -> None:
         rest = block.size_bytes - size
         if rest < (ROUNDING if pool[1] else SMALL_BYTES + 1):
@@ -115,7 +162,23 @@ class CachingAllocator:
         if block.after is not None:
             block.after.before = other
         block.after, block.size_bytes = other, size
+        if self.last.get(pool) is block:
+            self.last[pool] = other
         self._put(other)
+
+    def _merge(self, block: Block, neighbour: Block) -> None:
+        """Make the block as large as both."""
+        if neighbour is block.before:
+            block.address, block.before = neighbour.address, neighbour.before
+            if block.before is not None:
+                block.before.after = block
+        else:
+            block.after = neighbour.after
+            if block.after is not None:
+                block.after.before = block
+            if self.last.get(block.segment.pool) is neighbour:
+                self.last[block.segment.pool] = block
+        block.size_bytes += neighbour.size_bytes
 
     def _put(self, block: Block) -> None:
         block.is_free = True
@@ -124,19 +187,6 @@ class CachingAllocator:
     def _take(self, block: Block) -> None:
         blocks = self.free[block.segment.pool]
         del blocks[bisect_left(blocks, (block.size_bytes, block.address))]
-
-
-def _merge(block: Block, neighbour: Block) -> None:
-    """Make the block as large as both."""
-    if neighbour is block.before:
-        block.address, block.before = neighbour.address, neighbour.before
-        if block.before is not None:
-            block.before.after = block
-    else:
-        block.after = neighbour.after
-        if block.after is not None:
-            block.after.before = block
-    block.size_bytes += neighbour.size_bytes
 
 
 def segment_bytes(size_bytes: int) -> int:

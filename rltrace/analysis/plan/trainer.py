@@ -15,6 +15,10 @@ class Trainer(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks over which parameters are divided."""
     replicas: int = 1
     """Groups of ranks that hold the same shards (HSDP)."""
+    is_gathered: bool = True
+    """False: every rank has whole parameters and gradients, as without a wrapper or with DDP."""
+    trained: int | None = None
+    """Numbers of the adapters (LoRA), if they alone learn; the model's own have neither gradients nor states then."""
     param_bytes: int = 4
     """Of an element of the actor's shards."""
     compute_bytes: int = 2
@@ -37,9 +41,13 @@ class Trainer(msgspec.Struct, frozen=True, kw_only=True):
     root_reshards: bool = False
     """False: what lies outside of the layers stays gathered after a forward (FSDP2's default)."""
     wraps_embedding: bool = False
+    """True: embedding and head are gathered by themselves, if they are two."""
     offload: bool = False
     """Parameters and optimizer states lie in host memory while the engine is awake."""
-    logit_chunks: int = 1
+    has_fp32_logits: bool = True
+    """False: log-probs are computed row by row, and nothing of the whole vocabulary is made in fp32."""
+    is_expandable: bool = False
+    """Torch's allocator runs with `expandable_segments`."""
 
     def micro_batch(self, with_grad: bool) -> int:
         """Return how many sequences are taken at once."""

@@ -8,7 +8,9 @@ micro-batches are enough, since each repeats the last one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from rltrace.analysis.plan.allocator import Block, CachingAllocator
 from rltrace.analysis.plan.shapes import Shapes, elements
 from rltrace.analysis.plan.trainer import Trainer
 
+UNATTRIBUTED = "unattributed"
 COPY_IN = "all_gather_copy_in"
 REDUCE = "reduce_scatter"
 WORKSPACE_BYTES = 32 << 20
@@ -66,12 +69,28 @@ class Group:
         return elements(self.shapes)
 
 
+@dataclass
+class Sharded:
+    """A model whose parts are gathered when they run."""
+
+    root: Group
+    """All that is in no other group."""
+    embedding: Group | None
+    layers: list[Group]
+    head: Group | None
+
+    @property
+    def groups(self) -> list[Group]:
+        """Return all of them."""
+        return [self.root, *filter(None, [self.embedding]), *self.layers, *filter(None, [self.head])]
+
+
 class Walk:
     """Walks through the phases of a trainer's process."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.allocator = CachingAllocator()
+        self.allocator = CachingAllocator(trainer.is_expandable)
         self.named: dict[str, int] = {}
         """Bytes by owner of what has one."""
         self.peaks: dict[str, int] = {}
@@ -79,14 +98,12 @@ class Walk:
         self.gathering: Block | None = None
         self.reducing: Block | None = None
         self.optimizer: list[Block] = []
+        self.adapter_grads: Block | None = None
         self.workspaces = 0
-        self.actor = groups_of(trainer, is_ref=False)
-        self.ref = groups_of(trainer, is_ref=True) if trainer.has_ref else []
-        self.shards: list[Block] = []
+        self.actor = model_of(trainer, is_ref=False)
+        self.ref = model_of(trainer, is_ref=True) if trainer.has_ref else None
         self.place_shards()
-        for group in self.ref if not trainer.ref_offload else []:
-            for size in self.sharded(group, trainer.ref_bytes):
-                self.take(size, "ref.params")
+        self.place_others()
         self.allocator.empty_cache()
 
     def take(self, size_bytes: int, owner: str = "", stream: str = "") -> Block:
@@ -130,15 +147,28 @@ class Walk:
             yield -(-shape[0] // shards) * prod(shape[1:]) * element_bytes
 
     def place_shards(self) -> None:
-        """Bring the actor's shards to the GPU."""
-        for group in self.actor:
-            self.shards += [self.take(size, "actor.params") for size in self.sharded(group, self.trainer.param_bytes)]
+        """Bring the shards to the GPU; those of a ref that is offloaded stay in host memory."""
+        t = self.trainer
+        for group in self.actor.groups:
+            for size in self.sharded(group, t.param_bytes):
+                self.take(size, "actor.params")
+        for group in self.ref.groups if self.ref is not None and not t.ref_offload else []:
+            for size in self.sharded(group, t.ref_bytes):
+                self.take(size, "ref.params")
+
+    def place_others(self) -> None:
+        """Make adapters, and DDP's buckets, which are as large as all gradients."""
+        t = self.trainer
+        if t.trained is not None:
+            self.take(-(-t.trained // t.shards) * t.param_bytes, "actor.params")
+        if not t.is_gathered and t.replicas > 1:
+            self.take((t.model.count() if t.trained is None else t.trained) * t.param_bytes, UNATTRIBUTED)
 
     def unshard(self, group: Group, *, is_forward: bool) -> None:
         """Gather a group's parameters."""
-        if group.gathered:
-            return
         t = self.trainer
+        if group.gathered or (not t.is_gathered and t.param_bytes == t.compute_bytes):
+            return
         sizes = [t.compute_bytes * prod(shape) for shape in group.shapes.values()]
         if t.shards == 1:
             self._copy_alone(group, sizes)
@@ -177,52 +207,58 @@ class Walk:
     def workspace(self, number: int) -> None:
         """Take cuBLAS's workspace for a thread that multiplies for the first time."""
         while self.workspaces < number:
-            self.take(WORKSPACE_BYTES, "unattributed")
+            self.take(WORKSPACE_BYTES, UNATTRIBUTED)
             self.workspaces += 1
 
-    def forward(self, groups: list[Group], *, with_grad: bool) -> tuple[list[Block], list[Block]]:
+    def forward(self, model: Sharded, *, with_grad: bool) -> tuple[list[Block], list[Block]]:
         """Run all layers and the head.
 
         Returns:
-            What each layer keeps, and what the loss keeps.
+            What the layers keep, and what the loss keeps.
         """
         t = self.trainer
         self.workspace(1)
-        root, *rest = groups
-        embedding = [group for group in rest if group.shapes is not root.shapes and _is_embedding(group)]
-        layers = [group for group in rest if not _is_embedding(group)]
-        self.unshard(root, is_forward=True)
-        for group in embedding:
-            self.unshard(group, is_forward=True)
-        sizes = activations.of_logits(t.model, t.micro_batch(with_grad), t.sequence_tokens)
+        sizes = self._sizes(with_grad=with_grad)
         one = activations.of_layer(t.model, t.micro_batch(with_grad) * t.sequence_tokens)
-        hidden = self.take(sizes.hidden)
+        self.unshard(model.root, is_forward=True)
+        with self.gathered(model.embedding):
+            hidden = self.take(sizes.hidden)
         kept: list[Block] = []
-        for group in layers:
-            self.unshard(group, is_forward=True)
-            if with_grad and not t.recompute:
-                kept += [self.take(size) for size in one.kept]
-            needed = [self.take(size) for size in one.forward]
-            out = self.take(sizes.hidden)
-            self.give(*needed)
-            if with_grad and t.recompute:
-                kept.append(hidden)
-            else:
-                self.give(hidden)
-            hidden = out
-            if group.reshard_after_forward:
-                self.reshard(group)
-        loss = self._head(sizes, with_grad=with_grad)
+        for group in model.layers:
+            with self.gathered(group):
+                kept += [self.take(size) for size in one.kept] if with_grad and not t.recompute else []
+                needed = [self.take(size) for size in one.forward]
+                before, hidden = hidden, self.take(sizes.hidden)
+                self.give(*needed)
+                if with_grad and t.recompute:
+                    kept.append(before)
+                else:
+                    self.give(before)
+        with self.gathered(model.head):
+            loss = self._head(sizes, with_grad=with_grad)
         self.give(hidden)
-        for group in (root, *embedding):
-            if group.reshard_after_forward:
-                self.reshard(group)
+        if model.root.reshard_after_forward:
+            self.reshard(model.root)
         return kept, loss
+
+    def _sizes(self, *, with_grad: bool) -> activations.Logits:
+        t = self.trainer
+        return activations.of_logits(t.model, t.micro_batch(with_grad), t.sequence_tokens, in_fp32=t.has_fp32_logits)
+
+    @contextmanager
+    def gathered(self, group: Group | None) -> Iterator[None]:
+        """Gather a group's parameters for as long as it runs, if it is one of its own."""
+        if group is None:
+            yield
+            return
+        self.unshard(group, is_forward=True)
+        yield
+        self.reshard(group)
 
     def _head(self, sizes: activations.Logits, *, with_grad: bool) -> list[Block]:
         """Make the logits and their log-softmax, in fp32."""
         logits = self.take(sizes.logits)
-        chunk = sizes.fp32 // self.trainer.logit_chunks
+        chunk = sizes.scores
         upcast = self.take(chunk)
         scaled = self.take(chunk)
         self.give(upcast)
@@ -233,17 +269,14 @@ class Walk:
         self.give(scores)
         return []
 
-    def backward(self, groups: list[Group], kept: list[Block], loss: list[Block]) -> None:
+    def backward(self, model: Sharded, kept: list[Block], loss: list[Block]) -> None:
         """Run backward of what a forward kept, and reduce each group's gradients."""
-        t = self.trainer
+        t, layers = self.trainer, model.layers
         self.workspace(2)
-        root, *rest = groups
-        embedding = [group for group in rest if _is_embedding(group)]
-        layers = [group for group in rest if not _is_embedding(group)]
-        sizes = activations.of_logits(t.model, t.micro_batch(True), t.sequence_tokens)
+        sizes = self._sizes(with_grad=True)
         one = activations.of_layer(t.model, t.micro_batch(True) * t.sequence_tokens)
-        self.unshard(root, is_forward=False)
-        gradient = self._head_backward(root, sizes, loss)
+        self.unshard(model.root, is_forward=False)
+        gradient = self._head_backward(model, sizes, loss)
         per_layer = len(kept) // max(len(layers), 1)
         for number, group in reversed(list(enumerate(layers))):
             self.unshard(group, is_forward=False)
@@ -252,29 +285,43 @@ class Walk:
             mine = kept[number * per_layer : (number + 1) * per_layer]
             again = [self.take(size) for size in one.kept] if t.recompute else []
             needed = [self.take(size) for size in one.backward]
-            group.gradients = [self.take(t.compute_bytes * prod(shape)) for shape in group.shapes.values()]
+            group.gradients = self._gradients(group)
             before, gradient = gradient, self.take(sizes.hidden)
             self.give(before, *needed, *again, *mine)
             self.reduce(group)
-        for group in embedding:
-            group.gradients = [self.take(t.compute_bytes * prod(shape)) for shape in group.shapes.values()]
-            self.reduce(group)
-        if not embedding:
-            added = self.take(t.compute_bytes * elements(t.model.embedding()))
-            if t.model.tie_word_embeddings:  # autograd adds it to the head's, into a third one
-                total = self.take(added.size_bytes)
-                self.give(added, *root.gradients)
-                root.gradients = [total]
-            else:
-                root.gradients.append(added)
+        self._embedding_backward(model)
         self.give(gradient)
-        self.reduce(root)
+        self.reduce(model.root)
         if self.reducing is not None:
             self.give(self.reducing)
             self.reducing = None
 
-    def _head_backward(self, root: Group, sizes: activations.Logits, loss: list[Block]) -> Block:
-        chunk = sizes.fp32 // self.trainer.logit_chunks
+    def _gradients(self, group: Group) -> list[Block]:
+        if self.trainer.trained is not None:
+            return []
+        return [self.take(self.trainer.compute_bytes * prod(shape)) for shape in group.shapes.values()]
+
+    def _embedding_backward(self, model: Sharded) -> None:
+        """Make the embedding's gradient, which is as large as it is."""
+        if self.trainer.trained is not None:
+            return
+        if model.embedding is not None:
+            self.unshard(model.embedding, is_forward=False)
+            model.embedding.gradients = self._gradients(model.embedding)
+            self.reduce(model.embedding)
+            return
+        added = self.take(self.trainer.compute_bytes * elements(self.trainer.model.embedding()))
+        if self.trainer.model.tie_word_embeddings:  # autograd adds it to the head's, into a third one
+            total = self.take(added.size_bytes)
+            self.give(added, *model.root.gradients)
+            model.root.gradients = [total]
+        else:
+            model.root.gradients.append(added)
+
+    def _head_backward(self, model: Sharded, sizes: activations.Logits, loss: list[Block]) -> Block:
+        group = model.head or model.root
+        self.unshard(group, is_forward=False)
+        chunk = sizes.scores
         picked = self.take(chunk)
         softmax = self.take(chunk)
         self.give(picked, *loss)
@@ -286,20 +333,27 @@ class Walk:
         self.give(cast)
         gradient = self.take(sizes.hidden)
         head = self.trainer.compute_bytes * elements(self.trainer.model.embedding())
-        root.gradients = [self.take(head)]
+        group.gradients = [self.take(head)] if self.trainer.trained is None else []
         self.give(whole)
+        if model.head is not None:
+            self.reduce(model.head)
         return gradient
 
     def reduce(self, group: Group) -> None:
         """Reduce a group's gradients to this rank's shard."""
         t = self.trainer
         self.reshard(group)
-        if self.reducing is not None:
-            self.give(self.reducing)
-        self.reducing = self.take(t.reduce_bytes * group.elements)
+        if t.trained is not None:
+            return
+        if t.is_gathered:
+            if self.reducing is not None:
+                self.give(self.reducing)
+            self.reducing = self.take(t.reduce_bytes * group.elements)
+            self.give(*group.gradients)
+            group.gradients = []
+        shard = self.take(t.reduce_bytes * group.elements // t.shards, stream=REDUCE if t.is_gathered else "")
         self.give(*group.gradients)
         group.gradients = []
-        shard = self.take(t.reduce_bytes * group.elements // t.shards, stream=REDUCE)
         if group.reduced is None:
             group.reduced = shard
             self.named["actor.grads"] = self.named.get("actor.grads", 0) + shard.size_bytes
@@ -307,14 +361,17 @@ class Walk:
         else:
             self.give(shard)
 
-    def log_probs(self, groups: list[Group]) -> None:
+    def log_probs(self, model: Sharded) -> None:
         """Compute log-probs, micro-batch by micro-batch."""
         for _ in range(MICRO_BATCHES):
-            self.forward(groups, with_grad=False)
+            self.forward(model, with_grad=False)
         self._drop_gathering()
 
     def update(self) -> None:
         """Make one optimizer step."""
+        t = self.trainer
+        if t.trained is not None:
+            self.adapter_grads = self.take(-(-t.trained // t.shards) * t.param_bytes, "actor.grads")
         for _ in range(MICRO_BATCHES):
             kept, loss = self.forward(self.actor, with_grad=True)
             self._drop_gathering()
@@ -329,38 +386,37 @@ class Walk:
     def optimizer_step(self) -> None:
         """Step, and drop the gradients; the states come into being in the first one."""
         t = self.trainer
+        sizes = [size for group in self.actor.groups for size in self.sharded(group, t.param_bytes)]
+        if t.trained is not None:
+            sizes = [-(-t.trained // t.shards) * t.param_bytes]
         if not self.optimizer:
-            for group in self.actor:
-                for size in self.sharded(group, t.param_bytes):
-                    states = [round(size * t.optimizer_bytes / t.param_bytes)]
-                    self.optimizer += [self.take(state, "actor.optimizer") for state in states for _ in range(t.states)]
+            states = [round(size * t.optimizer_bytes / t.param_bytes) for size in sizes for _ in range(t.states)]
+            self.optimizer = [self.take(state, "actor.optimizer") for state in states]
         if t.optimizer_is_foreach:
-            shards = [size for group in self.actor for size in self.sharded(group, t.param_bytes)]
-            self.give(*[self.take(size) for size in shards])
-        for group in self.actor:
+            self.give(*[self.take(size) for size in sizes])
+        for group in self.actor.groups:
             if group.reduced is not None:
                 self.give(group.reduced, owner="actor.grads")
                 group.reduced = None
+        if self.adapter_grads is not None:
+            self.give(self.adapter_grads, owner="actor.grads")
+            self.adapter_grads = None
 
 
-def groups_of(trainer: Trainer, *, is_ref: bool) -> list[Group]:
-    """Return the groups that FSDP gathers, the root first."""
+def model_of(trainer: Trainer, *, is_ref: bool) -> Sharded:
+    """Return the groups that FSDP gathers."""
     model = trainer.model
     owner = "ref.params" if is_ref else "actor.params"
-    offloaded = is_ref and trainer.ref_offload
-    root = trainer.root_reshards
-    outside = model.head() if trainer.wraps_embedding and not model.tie_word_embeddings else (
-        model.embedding() | model.head()
-    )
-    groups = [Group(outside, root, offloaded, owner)]
-    if outside == model.head():
-        groups.append(Group(model.embedding(), True, offloaded, owner))
-    groups += [Group(model.layer(index), True, offloaded, owner) for index in range(model.num_hidden_layers)]
-    return groups
 
+    def group(shapes: Shapes, reshards: bool) -> Group:
+        return Group(shapes, reshards, is_ref and trainer.ref_offload, owner)
 
-def _is_embedding(group: Group) -> bool:
-    return list(group.shapes) == ["model.embed_tokens.weight"]
+    layers = [group(model.layer(index), True) for index in range(model.num_hidden_layers)]
+    if not trainer.wraps_embedding or model.tie_word_embeddings:
+        return Sharded(group(model.embedding() | model.head(), trainer.root_reshards), None, layers, None)
+    head = dict(model.head())
+    norm = {"model.norm.weight": head.pop("model.norm.weight")}
+    return Sharded(group(norm, trainer.root_reshards), group(model.embedding(), True), layers, group(head, True))
 
 
 def walk(trainer: Trainer) -> dict[str, Stage]:
@@ -369,8 +425,8 @@ def walk(trainer: Trainer) -> dict[str, Stage]:
     stages: dict[str, Stage] = {}
     for _ in range(2):
         process.allocator.empty_cache()
-        stages["actor.old_log_prob"] = process.stage(lambda: process.log_probs(process.actor))
-        if process.ref:
-            stages["ref.log_prob"] = process.stage(lambda: process.log_probs(process.ref))
+        stages["actor.old_log_prob"] = process.stage(partial(process.log_probs, process.actor))
+        if (ref := process.ref) is not None:
+            stages["ref.log_prob"] = process.stage(partial(process.log_probs, ref))
         stages["actor.update"] = process.stage(process.update)
     return stages
