@@ -15,6 +15,11 @@ PARAMS, OPTIMIZER, REF = "actor.params", "actor.optimizer", "ref.params"
 WEIGHTS, KV, BUCKET = "rollout.weights", "rollout.kv_cache", "weight_sync.bucket"
 CACHED, GATHER, UNATTRIBUTED = "allocator.cached", "weight_sync.gather", "unattributed"
 
+REMAINDERS = ("free", "unaccounted")
+"""Rows of the ledger that a plan has not: what is left of the card, and what the ledger itself cannot name."""
+TRAINER = ("actor.params", "actor.grads", "actor.optimizer", "actor.activations", "ref.params", "unattributed")
+"""Owners of what torch hands out to the trainer."""
+
 Bytes = dict[str, Amount]
 
 
@@ -118,9 +123,19 @@ def _rollout(settings: Settings, always: Bytes, resting: Bytes, awake: Bytes) ->
     grown = engine.generating(own)
     generating = after | {CACHED: Amount(cached + grown, left.uncertainty_bytes + grown // 2, "a prefill, and logits")}
     wake = [] if own.sleep_level == 0 else [_fixed("rollout.wake_weights", during)]
-    syncing = [] if sync is None else [_fixed("weight_sync", during | buckets | _gathers(settings))]
+    syncing = [] if sync is None else [_syncing(settings, during, buckets)]
     wake_kv = [] if both else [_fixed("rollout.wake_kv_cache", after)]
     return [*wake, *syncing, *wake_kv, Held("rollout.generate", generating, _sum(after))]
+
+
+def _syncing(settings: Settings, during: Bytes, buckets: Bytes) -> Held:
+    """Return the sync, and what is left of its buckets when it ends."""
+    assert settings.sync is not None
+    held = during | buckets | _gathers(settings)
+    end = {owner: amount.bytes for owner, amount in (during | (buckets if settings.sync.keeps else {})).items()}
+    if not settings.sync.keeps and not settings.sync.is_freed_at_once:
+        end[CACHED] += sum(amount.bytes for amount in buckets.values())
+    return Held("weight_sync", held, _sum(held), end)
 
 
 def _gathers(settings: Settings) -> Bytes:
