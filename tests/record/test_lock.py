@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,17 @@ def is_open(lock: InterruptibleLock) -> bool:
 
 
 @pytest.mark.parametrize("way", ["trace function", "thread"])
-def test_first_record_of_a_thread(folder: Path, interrupter: Any, way: str) -> None:
+@pytest.mark.parametrize(
+    ("work", "bytecodes"), [(lambda: rltrace.counter("value", 1), 100), (lambda: spans.current().lose(), 30)]
+)
+def test_at_every_bytecode(folder: Path, interrupter: Any, way: str, work: Callable[[], None], bytecodes: int) -> None:
     """A thread that is interrupted at any bytecode of its first record holds up neither other threads nor the end."""
     rltrace.start(folder)
     number = 1
-    while is_interrupted(interrupter, OURS, number, way, lambda: rltrace.counter("value", 1)):
+    while is_interrupted(interrupter, OURS, number, way, work):
         assert is_open(spans.current().run_alone.__self__), number
         number += 1
-    assert number > 100
+    assert number > bytecodes
     rltrace.counter("after", 1)
     rltrace.stop()
     (process,) = Recording.open(folder).processes
