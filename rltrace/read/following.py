@@ -113,6 +113,12 @@ class Follower:
         """The processes that were given so far."""
         return [one.process for one in self._followed.values() if one.is_given]
 
+    @property
+    def time_domain(self) -> Domain | None:
+        """The clock domain of the run, as `Recording.time_domain`, of the processes that were given so far."""
+        domains = [process.time_domain for process in self.processes]
+        return self._domain if self._domain in domains else next(iter(domains), None)
+
     def open_spans(self, key: str) -> list[Span]:
         """Return the spans that a process has open, by when they began: those of one thread and task contain each
         other.
