@@ -39,6 +39,9 @@ from rltrace.read.recording import Process
 RATE_SECONDS = 10.0
 """Tokens per second are a mean over so long: an engine computes for some seconds, and then sleeps."""
 
+COMPUTING_SECONDS = 2.0
+"""An engine whose last step is longer ago computes nothing, unless a rollout goes on."""
+
 STILL_SECONDS = 30.0
 """A run in which nothing begins or ends for longer may hang: then it is shown where each thread stands."""
 
@@ -48,6 +51,7 @@ SILENT_SECONDS = 10.0
 MOST_STEPS, MOST_ERRORS, MOST_FIGURES = 20, 20, 64
 """How many steps and errors of a process are kept, and samples of a figure."""
 
+ROLLOUT = "rollout.generate"
 SAMPLED_FREE = "gpu.free_bytes"
 
 
@@ -98,7 +102,7 @@ class RolloutNow(msgspec.Struct, frozen=True, kw_only=True):
     kv_usage: float | None
     """Share of the fullest engine's KV cache that is taken."""
     engines: int
-    """How many engines have computed in the last 10 s."""
+    """How many engines compute."""
 
 
 class StepNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -393,7 +397,7 @@ class _Kept:
     def figure(self, name: str, step: Span) -> float | None:
         """A figure of a step: its argument, else the last sample inside of it."""
         said = step.args.get(name)
-        if _is_number(said):
+        if said is not None and _is_number(said):
             return float(said)
         end_ns = self.now_ns if step.end_ns is None else step.end_ns
         inside = [one.value for one in self.figures.get(name, ()) if step.start_ns <= one.ts_ns <= end_ns]
@@ -483,13 +487,15 @@ def _rollout(program: Sequence[_Kept]) -> RolloutNow | None:
     engines = [one for one in program if one.engine is not None]
     if not engines:
         return None
+    goes_on = any(span.name == ROLLOUT for one in program for span in one.open)
     tokens = 0
     computing = []
     for one in engines:
         since = one.now_ns // 10**9 - RATE_SECONDS
         tokens += sum(many for second, many in one.tokens if second >= since)
         last = one.engine
-        if last is not None and one.seconds_since(last.end_ns or last.start_ns) < RATE_SECONDS and not one.is_over:
+        is_recent = last is not None and one.seconds_since(last.end_ns or last.start_ns) < COMPUTING_SECONDS
+        if last is not None and (is_recent or goes_on) and not one.is_over:
             computing.append(last.args)
     usage = [args["kv_usage"] for args in computing if _is_number(args.get("kv_usage"))]
     return RolloutNow(

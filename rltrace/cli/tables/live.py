@@ -250,7 +250,7 @@ def _groups(ranks: Sequence[LaneNow], wrote_seconds: float) -> Iterator[_Row]:
         groups.setdefault(doing._replace(what=f"{what}, silent" if doing.urgency == 2 else what), []).append(lane)
     for doing, lanes in sorted(groups.items(), key=lambda item: (-item[0].urgency, -len(item[1]))):
         lengths = sorted(lane.silent_seconds if doing.urgency == 2 else lane.phase_seconds or 0.0 for lane in lanes)
-        since = figures.between(_long(lengths[0]), _long(lengths[-1]))
+        since = _between(lengths[0], lengths[-1])
         late = ""
         if lengths[-1] > 2 * median(lengths) + 1:
             late = f"longest: {max(lanes, key=lambda lane: lane.phase_seconds or 0.0).name}"
@@ -300,6 +300,13 @@ def _long(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
+def _between(least: float, most: float) -> str:
+    """Write a range of such times, with the unit once if it is the same."""
+    first, last = _long(least), _long(most)
+    one_unit = all(one.endswith(" s") and " min" not in one for one in (first, last))
+    return figures.between(first.removesuffix(" s") if one_unit and first != last else first, last)
+
+
 # ---- where threads stand --------------------------------------------------------------------------------------------
 
 
@@ -310,7 +317,7 @@ def _stacks(stacks: Sequence[StackNow]) -> Iterator[Text]:
         groups.setdefault(tuple(stack.spans), []).append(stack)
     for spans, of in sorted(groups.items(), key=lambda item: -max(stack.seconds for stack in item[1])):
         lengths = [stack.seconds for stack in of]
-        since = figures.between(_long(min(lengths)), _long(max(lengths)))
+        since = _between(min(lengths), max(lengths))
         if len(of) == 1:
             who = f"{of[0].process} (pid {of[0].pid}), {of[0].thread}"
         else:
@@ -344,7 +351,7 @@ def _memory(devices: Sequence[DeviceNow], width: int, has_colors: bool) -> Itera
         line = Text(f"{name:<{letters}} ▕")
         line.append_text(_bar(device, owners, room, device.capacity_bytes or most, has_colors))
         yield line.append(f"▏{words}")
-    yield _legend(by_fullness[0], owners, has_colors)
+    yield from _legend(by_fullness[0], owners, width, has_colors)
 
 
 def _total(device: DeviceNow) -> int:
@@ -381,14 +388,18 @@ def _mark(owner: str, owners: Sequence[str], has_colors: bool) -> tuple[str, str
     return LETTERS[owners.index(owner)], ""
 
 
-def _legend(fullest: DeviceNow, owners: Sequence[str], has_colors: bool) -> Text:
+def _legend(fullest: DeviceNow, owners: Sequence[str], width: int, has_colors: bool) -> Iterator[Text]:
     """Name the owners, the largest of the fullest device first."""
     parts = _parts(fullest)
     line = Text()
     for owner, size in sorted(parts.items(), key=lambda item: -item[1]):
         glyph, style = _mark(owner, owners, has_colors)
-        line.append("  " if line else "").append(glyph, style).append(f" {owner} {_gib(size)}")
-    return line
+        words = f" {owner} {_gib(size)}"
+        if line and line.cell_len + len(words) + 3 > width:
+            yield line
+            line = Text()
+        line.append("  " if line else "").append(glyph, style).append(words)
+    yield line
 
 
 def _gib(size_bytes: int) -> str:
