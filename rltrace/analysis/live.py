@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.lanes import Lane, lanes, order
@@ -20,6 +22,7 @@ from rltrace.events import (
     ENGINE_STEP,
     MEMORY_EDGE,
     OWNERS,
+    PHASES,
     REWARD_MEAN,
     SAMPLER,
     STEP,
@@ -28,11 +31,11 @@ from rltrace.events import (
     TOKENS_PER_SECOND,
     USED,
     Args,
-    Counter,
     Span,
     owner_of_counter,
     subjects,
 )
+from rltrace.read.columns import NO_TEXT, Columns
 from rltrace.read.following import Follower, Losses, News
 from rltrace.read.recording import Process
 
@@ -53,6 +56,10 @@ MOST_STEPS, MOST_ERRORS, MOST_FIGURES = 20, 20, 64
 
 ROLLOUT = "rollout.generate"
 SAMPLED_FREE = "gpu.free_bytes"
+
+
+_KEPT = PHASES | {STEP, ENGINE_STEP, MEMORY_EDGE}
+"""Names of spans that something is kept of, besides phases of the program's own and spans that an exception left."""
 
 
 class LaneNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,7 +281,7 @@ class _Kept:
         self.engine: Span | None = None
         """The engine's last step."""
         self.steps: deque[Span] = deque(maxlen=MOST_STEPS)
-        self.figures: dict[str, deque[Counter]] = {}
+        self.figures: dict[str, deque[tuple[int, float]]] = {}
         self.errors: deque[tuple[int, str]] = deque(maxlen=MOST_ERRORS)
         self.many_errors = 0
         self._last_error: dict[int, Span] = {}
@@ -284,9 +291,9 @@ class _Kept:
 
     def take(self, news: News) -> None:
         self.losses, self.has_changed = news.losses, True
-        for counter in news.samples:
-            self._sample(counter)
-        for span in news.ended:
+        columns = news.columns
+        self._sample(columns)
+        for span in columns.spans(self._told_of(columns)):
             self._span(span)
 
     def look(self, open_spans: list[Span]) -> None:
@@ -294,21 +301,38 @@ class _Kept:
         if open_spans:
             self.last_ns = max(self.last_ns, open_spans[-1].start_ns)
 
-    def _sample(self, counter: Counter) -> None:
-        self.last_ns = max(self.last_ns, counter.ts_ns)
-        name, value = counter.name, counter.value
-        if self.process.role == SAMPLER:
-            self.sampled[name] = value
-        elif name == USED:
-            self.used = counter.ts_ns, value
-        elif (owner := owner_of_counter(name)) is not None:
-            self.owners[owner] = value
-        elif name in STEP_FIGURES:
-            self.figures.setdefault(name, deque(maxlen=MOST_FIGURES)).append(counter)
+    def _sample(self, columns: Columns) -> None:
+        samples = columns.samples
+        if not len(samples.ts_ns):
+            return
+        self.last_ns = max(self.last_ns, int(samples.ts_ns.max()))
+        for place in np.unique(samples.name).tolist():
+            name = columns.texts[place]
+            rows = np.flatnonzero(samples.name == place)
+            last = int(rows[-1])
+            value = float(samples.value[last])
+            if self.process.role == SAMPLER:
+                self.sampled[name] = value
+            elif name == USED:
+                self.used = int(samples.ts_ns[last]), value
+            elif (owner := owner_of_counter(name)) is not None:
+                self.owners[owner] = value
+            elif name in STEP_FIGURES:
+                kept = self.figures.setdefault(name, deque(maxlen=MOST_FIGURES))
+                for row in rows[-MOST_FIGURES:].tolist():
+                    kept.append((int(samples.ts_ns[row]), float(samples.value[row])))
+
+    def _told_of(self, columns: Columns) -> NDArray[np.intp]:
+        """Return the rows of spans that something is kept of."""
+        if not len(columns):
+            return np.empty(0, np.intp)
+        self.last_ns = max(self.last_ns, int(columns.end_ns.max()))
+        is_kept = np.array([name in _KEPT for name in columns.texts])
+        arguments = columns.arguments
+        return np.flatnonzero(is_kept[columns.name] | arguments["phase"] | (arguments["error"] != NO_TEXT))
 
     def _span(self, span: Span) -> None:
         end_ns = span.end_ns or span.start_ns
-        self.last_ns = max(self.last_ns, end_ns)
         if span.name == ENGINE_STEP:
             self.engine = span
             self._count_tokens(span, end_ns)
@@ -400,7 +424,7 @@ class _Kept:
         if said is not None and _is_number(said):
             return float(said)
         end_ns = self.now_ns if step.end_ns is None else step.end_ns
-        inside = [one.value for one in self.figures.get(name, ()) if step.start_ns <= one.ts_ns <= end_ns]
+        inside = [value for at_ns, value in self.figures.get(name, ()) if step.start_ns <= at_ns <= end_ns]
         return inside[-1] if inside else None
 
 

@@ -914,6 +914,12 @@ class EventReader:
                 yield segment
         self.process.check_all_there(path.name for path in paths)
 
+    def resume(self, spans: Iterable[Span]) -> None:
+        """Go on where these spans are open, by when they began."""
+        for span in spans:
+            self.thread, self.first_ns = span.thread, 0
+            self._begin(span.name, span.task, span.start_ns, span.args, span.is_automatic)
+
     def more(self, segment: Segment, thread: int) -> Iterator[Event]:
         """Yield the events of a part of a segment, whole records, the first of which are of this thread."""
         self.thread, self.may_grow = thread, False
