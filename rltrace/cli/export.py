@@ -221,7 +221,7 @@ def _by_suffix(output: str) -> Exporter:
             exporter = load_exporter(name)
         except MissingExtraError:
             continue
-        endings = getattr(exporter, "suffixes", ()) or (exporter.suffix,)
+        endings = exporter.suffixes if hasattr(exporter, "suffixes") else (exporter.suffix,)
         if output.endswith(endings):
             return exporter
         if endings:

@@ -212,7 +212,10 @@ class Tree:
     def add(self, call: Call) -> None:
         """Add a call that has ended, after everything that it encloses."""
         if call.lane is None:
-            self._add_loose(call)
+            if call.name == STEP:
+                self.steps.append(call)
+            else:
+                self._add_loose(call)
             return
         row = self._rows.setdefault((call.thread, call.task, call.lane), [])
         begin = len(row)

@@ -3,73 +3,33 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from rltrace.errors import ConfigError, MissingExtraError
+from rltrace.errors import ConfigError
 from rltrace.record.manifest import redact_text
-
-ENDPOINT, PROTOCOL = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL"
-GRPC, HTTP = "grpc", "http/protobuf"
-GRPC_PORT = 4317
-DEFAULT_ENDPOINTS = {GRPC: "http://localhost:4317", HTTP: "http://localhost:4318"}
+from rltrace_exporters.otlp.endpoint import DEFAULT_ENDPOINTS, GRPC, HTTP, PROTOCOL, address, protocol, require
 
 BATCH_SPANS = 512
 """How many spans one request has, as in the SDK's own batches."""
-
-
-def set_up(url: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the standard variables for a collector, given only its URL; port 4317 means gRPC.
-
-    Args:
-        url: `http://host:4317`, `https://host`, ...; nothing to leave all to the variables.
-        environment: Variables that are set already; a protocol in them counts.
-
-    Raises:
-        ConfigError: it is no URL.
-    """
-    if not url:
-        return {}
-    split = urlsplit(url)
-    if split.scheme not in ("http", "https") or not split.hostname:
-        raise ConfigError(f"--otlp {shown(url)}: not a URL; write it as http://HOST:4318, or http://HOST:4317 for gRPC")
-    variables = {ENDPOINT: url}
-    if PROTOCOL not in environment:
-        variables[PROTOCOL] = GRPC if split.port == GRPC_PORT else HTTP
-    return variables
-
-
-def shown(url: str) -> str:
-    """Return a URL as it may be printed: without a user and a password, and without its query."""
-    split = urlsplit(url)
-    host = split.netloc.rpartition("@")[2]
-    return redact_text(urlunsplit((split.scheme, host, split.path, "", "")))
 
 
 class Collector:
     """Where spans and metrics go. It reads the standard variables when it is made."""
 
     def __init__(self) -> None:
-        self.protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(PROTOCOL) or HTTP
-        of_metrics = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get(PROTOCOL) or HTTP
+        self.address = address()
+        """Where spans go, as it may be printed."""
         self.reason = ""
         """Why the last request failed, as the exporter said it."""
-        self._spans = _exporter(self.protocol, "trace_exporter", "OTLPSpanExporter")
-        self._metrics = _exporter(of_metrics, "metric_exporter", "OTLPMetricExporter")
-
-    @property
-    def address(self) -> str:
-        """Where spans go, as it may be printed."""
-        endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ.get(ENDPOINT)
-        return f"{shown(endpoint or DEFAULT_ENDPOINTS[self.protocol])} ({self.protocol})"
+        self._spans = _exporter(protocol("TRACES"), "trace_exporter", "OTLPSpanExporter")
+        self._metrics = _exporter(protocol("METRICS"), "metric_exporter", "OTLPMetricExporter")
 
     def send_spans(self, spans: Sequence[ReadableSpan]) -> bool:
         """Send a batch, with the exporter's own retries within its timeout; return whether the collector took it."""
@@ -97,23 +57,18 @@ class Collector:
             self._metrics.shutdown()
 
 
-def _exporter(protocol: str, signal: str, name: str) -> Any:
+def _exporter(used: str, signal: str, name: str) -> Any:
     """Return one of the SDK's exporters.
 
     Raises:
         ConfigError: there is none for this protocol.
         MissingExtraError: its package is not installed.
     """
-    if protocol not in DEFAULT_ENDPOINTS:
-        raise ConfigError(f"{PROTOCOL}={protocol}: no such protocol; choose {GRPC} or {HTTP}")
-    package = "grpc" if protocol == GRPC else "http"
-    try:
-        module = import_module(f"opentelemetry.exporter.otlp.proto.{package}.{signal}")
-    except ImportError as error:
-        raise MissingExtraError(
-            f"OTLP over {protocol} needs {error.name}, which is not installed here", "otel"
-        ) from None
-    return getattr(module, name)()
+    if used not in DEFAULT_ENDPOINTS:
+        raise ConfigError(f"{PROTOCOL}={used}: no such protocol; choose {GRPC} or {HTTP}")
+    require()
+    package = "grpc" if used == GRPC else "http"
+    return getattr(import_module(f"opentelemetry.exporter.otlp.proto.{package}.{signal}"), name)()
 
 
 @contextmanager

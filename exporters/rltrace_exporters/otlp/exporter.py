@@ -13,7 +13,8 @@ from rltrace.errors import OutputError
 from rltrace.events import Span
 from rltrace.read.recording import Process, Recording
 from rltrace_exporters.otlp import resources
-from rltrace_exporters.otlp.collector import BATCH_SPANS, Collector, set_up
+from rltrace_exporters.otlp.collector import BATCH_SPANS, Collector
+from rltrace_exporters.otlp.endpoint import set_up, variables
 from rltrace_exporters.otlp.metrics import Measures, batches
 from rltrace_exporters.otlp.resources import Source
 from rltrace_exporters.otlp.traces import Traces
@@ -34,9 +35,9 @@ class Otlp:
         Raises:
             OutputError: the collector did not take all of it.
         """
-        os.environ.update(set_up(url, os.environ))
         began = time.monotonic()
-        collector = Collector()
+        with variables(set_up(url, os.environ)):
+            collector = Collector()
         try:
             spans, points, steps = _send(recording, collector)
         finally:
@@ -82,12 +83,11 @@ def made(recording: Recording) -> tuple[Traces, list[Measures]]:
     run_id = str(recording.manifest["run_id"])
     time_line = TimeLine(recording)
     offsets = {process.key: time_line.offset_ns(process) for process in recording.processes}
-    start_ns = min((process.start_ns + offsets[process.key] for process in recording.processes), default=0)
-    traces = Traces(run_id, resources.of_run(recording), start_ns)
+    traces = Traces(run_id, resources.of_run(recording))
     measures = []
     for process in recording.processes:
         source = traces.process(process, offsets[process.key])
-        measured = Measures(source, start_ns)
+        measured = Measures(source, recording.manifest["created_unix_ns"])
         _read(process, source, traces, measured)
         measures.append(measured)
     return traces, measures

@@ -34,6 +34,7 @@ class Source:
         """Take over what the process has said of itself since."""
         self.role, self.rank, self.name = process.role, process.rank, process.name
         self.offset_ns = offset_ns
+        self.start_ns = process.start_ns + offset_ns
         self.killed_by = process.killed_by
         self.over_ns = process.end_ns if process.end_ns is not None else process.gone_ns
         self.engine = next((name for name in ENGINES if any(_is_of(hook, name) for hook in process.hooks)), None)

@@ -16,8 +16,12 @@ DRIVERS = ("driver", "main")
 def owners(sources: Iterable[Source]) -> list[Source]:
     """Return whose steps count: the driver's; without a driver, the lowest rank's; else each process has its own."""
     having = sorted((source for source in sources if source.has_steps), key=_seniority)
-    is_run = having and (having[0].role in DRIVERS or having[0].rank is not None)
-    return having[:1] if is_run else having
+    return having[:1] if are_of_run(having) else having
+
+
+def are_of_run(owners: Sequence[Source]) -> bool:
+    """Return whether the first of them stands for the run."""
+    return bool(owners) and (owners[0].role in DRIVERS or owners[0].rank is not None)
 
 
 def _seniority(source: Source) -> tuple[bool, bool, int, str]:

@@ -34,7 +34,7 @@ MOST_REMEMBERED = 20_000
 class Traces:
     """Turns what processes recorded into spans."""
 
-    def __init__(self, run_id: str, resource: Resource, start_ns: int) -> None:
+    def __init__(self, run_id: str, resource: Resource) -> None:
         self.run_id = run_id
         self.sources: dict[str, Source] = {}
         self.run = context(trace_id(run_id, "run"), span_id(run_id, "run"))
@@ -42,7 +42,6 @@ class Traces:
         self.steps_sent = 0
         """How many steps became traces."""
         self._resource = resource
-        self._start_ns = start_ns
         self._trees: dict[str, Tree] = {}
         self._owners: list[Source] = []
         self._places: dict[str, int] = {}
@@ -84,7 +83,8 @@ class Traces:
 
     def over(self, before_ns: int = NEVER_NS) -> Iterator[ReadableSpan]:
         """Yield the spans of the steps that were over before a time, and of what is in no step until then."""
-        self._owners = self._owners or steps.owners(self.sources.values())
+        if not self.steps_sent or not steps.are_of_run(self._owners):
+            self._owners = steps.owners(self.sources.values())
         for owner in self._owners:
             tree = self._trees[owner.key]
             done = [step for step in tree.steps if step.end_ns < before_ns]
@@ -101,11 +101,12 @@ class Traces:
                 yield from self._spans(self.run.trace_id, step, self.run)
             tree.steps = []
         yield from self._outside_of_steps(NEVER_NS, list(self.sources.values()), is_last=True)
-        end_ns = max((source.end_ns for source in self.sources.values()), default=self._start_ns)
+        start_ns = min((source.start_ns for source in self.sources.values()), default=0)
+        end_ns = max((source.end_ns for source in self.sources.values()), default=start_ns)
         said = {"rltrace.run.id": self.run_id, "rltrace.processes": len(self.sources)}
         if self._left_out:
             said["rltrace.spans_left_out"] = self._left_out
-        yield span_of_run(self.run, self._resource, min(self._start_ns, end_ns), end_ns, said)
+        yield span_of_run(self.run, self._resource, start_ns, end_ns, said)
 
     def special(self, before_ns: int, open_spans: Mapping[str, Sequence[Span]]) -> Iterator[ReadableSpan]:
         """Yield what has a meaning of its own and is in no step, while the run goes on.
@@ -118,6 +119,11 @@ class Traces:
             calls = self._trees[source.key].take_special(before_ns, _open_since(open_spans.get(source.key, ()), source))
             for call in calls:
                 yield from self._spans(self.run.trace_id, call, self.run)
+
+    @property
+    def has_steps_to_send(self) -> bool:
+        """Whether a step is over and has not been given yet."""
+        return any(tree.steps for tree in self._trees.values())
 
     # ---- one step ----
 
@@ -157,7 +163,7 @@ class Traces:
         everything = [call for top in (step, *calls) for call in top.walk()]
         anchors = _by_place([call for call in everything if call.is_anchor and call is not step], self.sources)
         senders = requests.Senders(everything)
-        own = steps.Anchors([call for call in step.walk() if call.is_anchor and call is not step])
+        own = anchors.get(step.source)
         touched = {id(step): step}
         for call in _bare(calls):
             above = None if call.name == STEP else self._above(call, senders, anchors, own)
@@ -170,7 +176,7 @@ class Traces:
                 above.fold_frequent()
 
     def _above(
-        self, call: Call, senders: requests.Senders, anchors: dict[object, steps.Anchors], own: steps.Anchors
+        self, call: Call, senders: requests.Senders, anchors: dict[object, steps.Anchors], own: steps.Anchors | None
     ) -> Call | None:
         """Return what a call without anything around it belongs to."""
         sender = senders.of(call)
@@ -198,7 +204,7 @@ class Traces:
     ) -> Iterator[ReadableSpan]:
         for source in sources:
             tree = self._trees[source.key]
-            calls = tree.take_special(before_ns)
+            calls = tree.take_special(min([before_ns, *(step.start_ns for step in tree.steps)]))
             if is_last:
                 plain = [call for call in tree.take(0, NEVER_NS) if call.name not in TOTALS_ONLY]
                 kept = plain[:MOST_OUTSIDE]
