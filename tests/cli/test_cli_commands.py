@@ -332,11 +332,13 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.parametrize("command", ["exec", "doctor"])
-def test_a_misspelt_option_is_no_program(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "meant"), [("exec", "(Did you mean one of: '--otlp', '--out'?)"), ("doctor", "Did you mean '--out'?")]
+)
+def test_a_misspelt_option_is_no_program(command: str, meant: str, tmp_path: Path) -> None:
     """It is an error with a suggestion; the program's own options are its own."""
     line = the_line(call(command, "--outt", tmp_path / "r", "--", "true"), 2)
-    assert line == f"No such option '--outt'. Did you mean '--out'?; see `rltrace {command} --help`"
+    assert line == f"No such option '--outt'. {meant}; see `rltrace {command} --help`"
 
 
 def test_options_of_the_program(tmp_path: Path) -> None:
