@@ -88,8 +88,10 @@ class Collector:
             self.headers.append({name.lower(): value for name, value in headers.items()})
             if self.refusal is not None:
                 return False
-            kept = self.requests if isinstance(request, ExportTraceServiceRequest) else self.metric_requests
-            kept.append(request)
+            if isinstance(request, ExportTraceServiceRequest):
+                self.requests.append(request)
+            else:
+                self.metric_requests.append(request)
         return True
 
     @property

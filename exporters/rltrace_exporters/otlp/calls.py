@@ -218,7 +218,7 @@ class Tree:
                 self._add_loose(call)
             return
         row = self._rows.setdefault((call.thread, call.task, call.lane), [])
-        if row and row[-1].start_ns >= call.end_ns:  # what still held when a part of a run begins comes late
+        if row and row[-1].start_ns > call.end_ns:  # what still held when a part of a run begins comes late
             row.insert(bisect_left(row, call.start_ns, key=_start_ns), call)
             return
         begin = len(row)
