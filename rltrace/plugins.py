@@ -48,6 +48,7 @@ EXPORTERS = {
     "memory": "rltrace_exporters.memory:Memory",
     "parquet": "rltrace_exporters.parquet:Parquet",
     "archive": "rltrace_exporters.archive:Archive",
+    "otlp": "rltrace_exporters.otlp.exporter:Otlp",
 }
 """Name -> "module:Class"."""
 

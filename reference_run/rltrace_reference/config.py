@@ -175,6 +175,9 @@ class Config(Section, frozen=True):
     ray_address: str | None = None
     """`host:port` of a Ray cluster for the ranks, which fill one node before the next; by default RAY_ADDRESS, else a
     private Ray on this machine."""
+    otlp: str | bool = False
+    """URL of an OpenTelemetry collector that the run is sent to while it goes on; `true`: where the OTEL_ variables
+    say."""
     force: bool = False
     """Try versions of vLLM that this has not been run with, and GPUs that others use too."""
     model: ModelConfig = ModelConfig()

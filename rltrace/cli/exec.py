@@ -10,6 +10,7 @@ import click
 
 from rltrace.cli.runs import (
     MAX_DISK_OPTION,
+    OTLP_OPTION,
     SAMPLE_OPTION,
     TRACING_HELP,
     bound,
@@ -55,6 +56,7 @@ def _each(steps: str) -> str:
     callback=checked(_each),
     help="Record every GPU allocation of these steps, such as 3 or 5-7,10; they take a little longer.",
 )
+@OTLP_OPTION
 @record_options
 @MAX_DISK_OPTION
 @SAMPLE_OPTION
@@ -66,6 +68,7 @@ def exec_(
     record_ranks: str,
     max_disk: str,
     sample_seconds: float,
+    otlp: dict[str, str] | None,
     command: tuple[str, ...],
 ) -> int:
     """Run any COMMAND, and record it.
@@ -83,7 +86,7 @@ def exec_(
     choose(record_steps, record_ranks)
     if allocations:
         os.environ[allocation_steps.VARIABLE] = allocations
-    outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds)
+    outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds, otlp=otlp)
     show(_say, folder, outcome)
     return outcome.exit_code
 

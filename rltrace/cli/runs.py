@@ -113,6 +113,32 @@ MAX_DISK_OPTION = click.option(
 )
 
 
+ENDPOINT = "rltrace_exporters.otlp.endpoint"
+"""What knows URLs of collectors; found by name, as all exporters are."""
+
+
+def collector(url: str) -> dict[str, str]:
+    """Return the variables of a process that sends to a collector, whose URL is given or in the standard variables.
+
+    Raises:
+        ConfigError: it is no URL.
+        MissingExtraError: what sends is not installed.
+    """
+    plugins.load(f"{ENDPOINT}:require")()
+    variables: dict[str, str] = plugins.load(f"{ENDPOINT}:set_up")(url, os.environ)
+    return variables
+
+
+OTLP_OPTION = click.option(
+    "--otlp",
+    metavar="[URL]",
+    is_flag=False,
+    flag_value="",
+    callback=lambda context, option, url: None if url is None else collector(url),
+    help="Send steps and metrics to an OpenTelemetry collector while the run goes on; by default where the OTEL_ "
+    "variables say, such as OTEL_EXPORTER_OTLP_ENDPOINT.",
+)
+
 LIMITS_OPTION = click.option(
     "--no-limits",
     "limits",
