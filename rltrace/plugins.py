@@ -48,6 +48,7 @@ EXPORTERS = {
     "memory": "rltrace_exporters.memory:Memory",
     "parquet": "rltrace_exporters.parquet:Parquet",
     "archive": "rltrace_exporters.archive:Archive",
+    "prometheus": "rltrace_exporters.prometheus:Prometheus",
 }
 """Name -> "module:Class"."""
 

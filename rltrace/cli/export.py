@@ -28,7 +28,7 @@ DEFAULT = "perfetto"
 """The format if neither a format nor a file is named."""
 
 
-EXTRAS = {"parquet": "sql", "memory": "pictures"}
+EXTRAS = {"parquet": "sql", "memory": "pictures", "prometheus": "metrics"}
 """The extras that bring the packages of formats."""
 
 
@@ -79,8 +79,9 @@ def export(
 
     The format perfetto (.pftrace) is the timeline for ui.perfetto.dev. The format memory (.html, .svg, .png) is a
     picture of who holds every byte. The format parquet (.parquet) is a folder with a file for each table of
-    docs/sql.md. The format archive (.zip) is the Recording as one small file, which summary, view, diff and export
-    open. RUN is the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
+    docs/sql.md. The format prometheus (.prom) is what `rltrace view` serves at /metrics. The format archive (.zip) is
+    the Recording as one small file, which summary, view, diff and export open. RUN is the folder of a Recording or an
+    archive of it, by default the newest in ./rltrace-runs.
     """
     from rltrace.analysis.selected import selected
 
