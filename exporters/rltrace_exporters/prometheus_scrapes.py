@@ -17,12 +17,16 @@ from typing import NamedTuple
 from rltrace.analysis.figures import Figures, figures
 from rltrace.analysis.metrics import Metrics
 from rltrace.limits import Limits
+from rltrace.read.columns import of_events
+from rltrace.read.following import Follower
 from rltrace.read.perfetto_ui import Refusal
 from rltrace.read.recording import Process, Recording
 from rltrace_exporters.prometheus import Families, answer, metrics_of
 
 PATIENCE_SECONDS = 8.0
 """How long a scrape may take: Prometheus gives up after 10 s unless it is told otherwise."""
+FIRST_FIGURES_SECONDS = 2.0
+"""How long a scrape waits for the first findings; without them, a later one has them."""
 FIGURES_SECONDS = 30.0
 """How old figures of a run that goes on are at least, before they are computed anew ..."""
 FIGURES_SHARE = 0.05
@@ -48,6 +52,10 @@ class Scrapes:
         self._reading, self._judging = _Task(self._read), _Task(self._judge)
         self._lock = threading.Lock()
         """Held while metrics are added, and while they are written out."""
+        self._follower: Follower | None = None
+        """What reads a run that goes on."""
+        self._metrics = Metrics()
+        """What it has read."""
         self._seen: _Seen | None = None
         self._figures: Figures | None = None
         self._figures_due = 0.0
@@ -60,7 +68,7 @@ class Scrapes:
         self._judging.begin()
         is_read = self._reading.wait(until)
         if self._figures is None:  # a small Recording has its findings in the first scrape
-            self._judging.wait(until)
+            self._judging.wait(time.monotonic() + FIRST_FIGURES_SECONDS)
         if not is_read or not self._lock.acquire(timeout=max(0.0, until - time.monotonic())):
             return NOT_YET
         try:
@@ -76,9 +84,29 @@ class Scrapes:
         if self._seen is not None and not self._seen.is_live:
             return
         with self._lock:
-            recording = Recording.open(self._path, self._limits)
-            is_live = not recording.is_settled
-            self._seen = _Seen(recording, recording.processes, metrics_of(recording), is_live)
+            if self._follower is not None:
+                self._follow(self._follower)
+            if self._follower is None or self._follower.is_over:
+                self._read_whole()
+
+    def _read_whole(self) -> None:
+        """Read a Recording that is whole, and begin to follow another one. One that was followed until its end is read
+        once more: only then can steps be inferred that nobody marked."""
+        recording = Recording.open(self._path, self._limits)
+        is_over = recording.is_settled and recording.processes  # one without processes is beginning
+        if is_over or self._follower is not None:
+            self._seen = _Seen(recording, recording.processes, metrics_of(recording), is_live=False)
+            self._follower = None
+        else:
+            self._follower = Follower(recording)
+            self._follow(self._follower)
+
+    def _follow(self, follower: Follower) -> None:
+        """Add what was appended since the last scrape."""
+        for news in follower.poll():
+            for rows in of_events((*news.ended, *news.samples)):
+                self._metrics.add(news.process, rows)
+        self._seen = _Seen(follower.recording, follower.processes, self._metrics, is_live=True)
 
     def _judge(self) -> None:
         began = time.monotonic()

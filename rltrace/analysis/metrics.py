@@ -247,6 +247,9 @@ def _add_steps(of_process: OfProcess, spans: Iterable[Span]) -> None:
         if TOKENS in known and span.seconds > 0:
             known.setdefault(TOKENS_PER_SECOND, known[TOKENS] / span.seconds)
         of_process.figures |= known
+        for times_ns, values in of_process.figures_at.values():
+            behind = bisect_right(times_ns, span.end_ns)
+            del times_ns[:behind], values[:behind]
 
 
 def _figure(of_process: OfProcess, span: Span, name: str) -> float | None:
