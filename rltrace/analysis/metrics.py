@@ -339,6 +339,7 @@ class Together:
     def __init__(self, processes: Sequence[Process], metrics: Metrics, *, is_live: bool) -> None:
         self._processes = {process.key: process for process in processes}
         self._of_process = metrics.of_process
+        self._phases = metrics.phases.by_name
         self._is_live = is_live
         self.places = places(processes)
         self._keys: dict[Lane, list[str]] = {}
@@ -377,7 +378,8 @@ class Together:
                     for phase, spans in self._of_process[key].phases.by_name.items():
                         inside = [end_ns - start_ns for start_ns, end_ns in spans if first_ns <= start_ns < last_ns]
                         if inside:
-                            of_lane[phase] = of_lane.get(phase, 0) + sum(inside)
+                            known = phase if phase in self._phases else OTHERS
+                            of_lane[known] = of_lane.get(known, 0) + sum(inside)
                 for phase, phase_ns in of_lane.items():
                     longest[phase] = max(longest.get(phase, 0.0), phase_ns / 1e9)
             yield from ((place.name, phase, seconds) for phase, seconds in longest.items())

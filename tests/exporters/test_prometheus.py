@@ -265,6 +265,14 @@ def test_promtool_has_nothing_to_say() -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
+@with_prometheus
+def test_the_shipped_configuration(tmp_path: Path) -> None:
+    """Prometheus takes the configuration that is shipped, with the token beside it."""
+    shutil.copy(ROOT / "dashboards" / "prometheus.yml", tmp_path)
+    token_in(tmp_path / "token")
+    subprocess.run(["promtool", "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True)
+
+
 # ---- what a scrape says -----------------------------------------------------------------------------------------
 
 
