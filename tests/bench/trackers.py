@@ -32,34 +32,6 @@ OWNERS = (
     "actor.params", "actor.grads", "actor.optimizer", "actor.activations", "ref.params", "rollout.weights",
     "rollout.kv_cache", "rollout.graphs", "rollout.activations", "allocator.cached", "cuda.context", "nccl",
 )  # fmt: skip
-MOST_MICROSECONDS`. The tracker's own work is in a thread; what it takes there is printed beside it.
-"""
-
-from __future__ import annotations
-
-import os
-import sys
-import tempfile
-import time
-from pathlib import Path
-from statistics import median
-
-os.environ.update(RLTRACE_TRACKERS="1", WANDB_SILENT="true", MLFLOW_ALLOW_FILE_STORE="true", RLTRACE_QUIET="1")
-
-import rltrace
-
-STEPS = 300
-PHASES = (
-    "rollout.generate",
-    "weight_sync",
-    "reward",
-    "advantage",
-    "actor.old_log_prob",
-    "ref.log_prob",
-    "actor.update",
-)
-OWNERS = ("actor.params", "actor.grads", "actor.optimizer", "actor.activations", "ref.params", "rollout.weights",
-          "rollout.kv_cache", "rollout.graphs", "rollout.activations", "allocator.cached", "cuda.context", "nccl")  # fmt: skip
 MOST_MICROSECONDS = 100
 
 
