@@ -87,6 +87,7 @@ bench: $(VENV)/dev.done native  ## Measure what recording, exporting and reading
 	$(BIN)/python tests/bench/hot_path.py
 	$(BIN)/python tests/bench/export.py --require 1000000
 	$(BIN)/python tests/bench/summary.py
+	$(BIN)/python tests/bench/trackers.py
 
 .PHONY: clean
 clean:  ## Remove what was made, Recordings apart

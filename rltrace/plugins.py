@@ -34,6 +34,9 @@ INSTRUMENTATIONS = {
     "sglang_allocations": "rltrace.instrument.sglang.allocations:SglangAllocations",
     "torch_memory_saver": "rltrace.instrument.torch_memory_saver:TorchMemorySaver",
     "trl": "rltrace.instrument.trl:Trl",
+    "trackers": "rltrace.instrument.trackers:Trackers",
+    "tensorboard": "rltrace.instrument.trackers:Tensorboard",
+    "wandb": "rltrace.instrument.trackers:Wandb",
     "verl": "rltrace.instrument.verl:Verl",
     "openrlhf": "rltrace.instrument.openrlhf:OpenRlhf",
     "areal": "rltrace.instrument.areal:AReaL",
@@ -49,6 +52,7 @@ EXPORTERS = {
     "parquet": "rltrace_exporters.parquet:Parquet",
     "archive": "rltrace_exporters.archive:Archive",
     "otlp": "rltrace_exporters.otlp.exporter:Otlp",
+    "prometheus": "rltrace_exporters.prometheus:Prometheus",
 }
 """Name -> "module:Class"."""
 

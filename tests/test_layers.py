@@ -59,6 +59,7 @@ INSIDE = {
         "memory": {"torch"},
         "torch_memory_saver": {"memory"},
         "python_gc": set(),
+        "trackers": set(),
         "ray": set(),
         "trl": {"memory"},
         "transformers": {"torch"},

@@ -19,7 +19,7 @@ from rltrace import plugins
 from rltrace.cli.echo import echo
 from rltrace.errors import RecordingError, RltraceError
 from rltrace.limits import LIMITS, NO_LIMITS, Limits
-from rltrace.record import chosen_steps, disk_account, disk_budget, manifest
+from rltrace.record import chosen_steps, disk_account, disk_budget, manifest, trackers
 from rltrace.record.announcement import complain
 from rltrace.record.lifecycle import default_folder
 from rltrace.run.sampler import INTERVAL_SECONDS
@@ -91,8 +91,23 @@ _RECORD_RANKS = click.option(
 
 
 def record_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose what is recorded in full."""
-    return _RECORD_STEPS(_RECORD_RANKS(command))
+    """Add the options that choose what is recorded in full, and who else is told."""
+    return _RECORD_STEPS(_RECORD_RANKS(_TRACKERS(command)))
+
+
+def _want_trackers(_context: click.Context, _parameter: click.Parameter, are_wanted: bool) -> None:
+    if are_wanted:
+        os.environ[trackers.VARIABLE] = "1"
+
+
+_TRACKERS = click.option(
+    "--trackers",
+    is_flag=True,
+    envvar=trackers.VARIABLE,
+    expose_value=False,
+    callback=_want_trackers,
+    help="Add seconds and bytes of each step to the run that the program has open in W&B, MLflow or TensorBoard.",
+)
 
 
 def choose(record_steps: str, record_ranks: str) -> None:
