@@ -61,6 +61,7 @@ INSIDE = {
         "python_gc": set(),
         "trackers": set(),
         "ray": set(),
+        "opentelemetry": set(),
         "trl": {"memory"},
         "transformers": {"torch"},
         "peft": {"torch"},

@@ -25,6 +25,7 @@ from rltrace.cli.runs import (
     show,
 )
 from rltrace.events import SAMPLER
+from rltrace.hooks.environment import TRACE_CONTEXT_VARIABLE
 from rltrace.read.selection import numbers
 from rltrace.record import allocation_steps
 from rltrace.record.announcement import complain, say
@@ -57,6 +58,12 @@ def _each(steps: str) -> str:
     help="Record every GPU allocation of these steps, such as 3 or 5-7,10; they take a little longer.",
 )
 @OTLP_OPTION
+@click.option(
+    "--trace-context",
+    is_flag=True,
+    envvar=TRACE_CONTEXT_VARIABLE,
+    help="Send a W3C trace context with Ray calls and HTTP requests, also where COMMAND has none to send.",
+)
 @record_options
 @MAX_DISK_OPTION
 @SAMPLE_OPTION
@@ -64,6 +71,7 @@ def _each(steps: str) -> str:
 def exec_(
     out: str | None,
     allocations: str,
+    trace_context: bool,
     record_steps: str,
     record_ranks: str,
     max_disk: str,
@@ -86,6 +94,8 @@ def exec_(
     choose(record_steps, record_ranks)
     if allocations:
         os.environ[allocation_steps.VARIABLE] = allocations
+    if trace_context:
+        os.environ[TRACE_CONTEXT_VARIABLE] = "1"
     outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds, otlp=otlp)
     show(_say, folder, outcome)
     return outcome.exit_code

@@ -949,6 +949,7 @@ class EventReader:
                     key = (span.thread, span.task)
                     stack = stacks[key]
                     innermost = stack[-1] is span and (not crossings or key not in crossings)
+                    innermost = innermost and span.thread == self.thread
                     if innermost and end_ns.__class__ is int and first <= end_ns <= last_ns:
                         del open_spans[first]
                         if len(stack) == 1:
@@ -1097,6 +1098,7 @@ class EventReader:
             self._check(name, args)
         span = Span(name, self.thread, task, start_ns, None, args or {}, is_automatic=is_automatic)
         if self.early_ends and start_ns in self.early_ends:
+            span.lane = None
             return self._ended(span, *self.early_ends.pop(start_ns))
         self.open.setdefault(start_ns, []).append(span)
         self.stacks.setdefault((self.thread, task), []).append(span)
@@ -1153,6 +1155,8 @@ class EventReader:
             span = next((s for s in spans if s.thread == self.thread), span)
             _remove(spans, span)
         self._leave(span)
+        if span.thread != self.thread:  # the records of two threads are not in the order of their times
+            span.lane = None
         return span
 
     def _leave(self, span: Span) -> None:

@@ -553,6 +553,27 @@ def automatic_span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0
     _write_finished((AUTOMATIC, name, lane, start_ns, end_ns, args, True), start_ns, end_ns, lane)
 
 
+def begin_automatic(name: str, start_ns: int, args: dict[str, Any]) -> bool:
+    """Begin, for a hook, a span of this thread or task whose beginning was read a moment ago.
+
+    Returns:
+        Whether that was written, so that `end_automatic` has to end it, in whatever thread. False where nothing is
+        recorded, or not everything is: then it is for `automatic_span_at`, once it is over.
+    """
+    if _recorder is None or _always is not None:
+        return False
+    loop = _get_running_loop() if _current_tasks else None
+    task = None if loop is None else _task_of(loop)
+    _write((AUTOMATIC, name, 0 if task is None else id(task), start_ns, args, True))
+    return True
+
+
+def end_automatic(start_ns: int, end_ns: int, late_args: dict[str, Any] | None) -> None:
+    """End what `begin_automatic` began."""
+    if _recorder is not None:
+        _write((start_ns, end_ns, late_args, True))
+
+
 def _write_finished(record: tuple[Any, ...], start_ns: int, end_ns: int, lane: int) -> None:
     if _recorder is None:
         return

@@ -26,7 +26,7 @@ from rltrace.instrument.vllm import allocations as vllm_allocations
 OF_GPUS = (allocation_owners, cuda_memory, cuda_time, sglang_allocations, vllm_allocations)
 """Modules whose instrumentations name hooks only where there is a driver."""
 
-ASKED = ("verl", "sglang", "trl")
+ASKED = ("verl", "sglang", "trl", "ray")
 """Packages that instrumentations ask, once they are imported, what they have."""
 
 
