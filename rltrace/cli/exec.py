@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rltrace.cli.completion import files
 from rltrace.cli.runs import (
     MAX_DISK_OPTION,
     SAMPLE_OPTION,
@@ -18,6 +19,7 @@ from rltrace.cli.runs import (
     choose,
     claim,
     in_shell,
+    is_off,
     record_options,
     require_linux,
     say_what_is_lost,
@@ -58,7 +60,7 @@ def _each(steps: str) -> str:
 @record_options
 @MAX_DISK_OPTION
 @SAMPLE_OPTION
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=files)
 def exec_(
     out: str | None,
     allocations: str,
@@ -77,6 +79,8 @@ def exec_(
     from rltrace.run import supervisor
 
     supervisor.require_program(command[0])
+    if is_off():
+        supervisor.become(command)
     check_disabled()
     folder = claim(out, list(command), {})
     say(f"recording into {folder}, {bound(folder, max_disk)}")

@@ -23,6 +23,7 @@ from rltrace.cli.runs import (
     choose,
     claim,
     in_shell,
+    is_off,
     record_options,
     require_linux,
     say_what_is_lost,
@@ -62,6 +63,9 @@ def run(
     from rltrace.run import supervisor
 
     settings = checked(config, force)
+    program = [sys.executable, "-m", PACKAGE, config, *(["--force"] if force else [])]
+    if is_off():
+        supervisor.become(program)
     check_disabled()
     folder = claim(out, ["rltrace", "run", config], settings)
     choose(record_steps, record_ranks)
@@ -70,7 +74,7 @@ def run(
         show(echo, f"recording into {folder}, {limit}; starting {_ranks(settings)}, which takes a while ...")
     with tempfile.TemporaryDirectory(prefix="rltrace-run-", ignore_cleanup_errors=True) as scratch:
         reason = Path(scratch, "reason")
-        command = [sys.executable, "-m", PACKAGE, config, *(["--force"] if force else []), "--reason-to", str(reason)]
+        command = [*program, "--reason-to", str(reason)]
         outcome = supervisor.supervise(command, folder, is_our_run=True, sample_seconds=sample_seconds)
         said = _read(reason)
     show(show_steps, folder)

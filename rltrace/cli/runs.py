@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rltrace import plugins
+from rltrace.cli.completion import RUNS
 from rltrace.cli.echo import echo
 from rltrace.errors import RecordingError, RltraceError
 from rltrace.limits import LIMITS, NO_LIMITS, Limits
-from rltrace.record import chosen_steps, disk_account, disk_budget, manifest
+from rltrace.record import chosen_steps, cluster, disk_account, disk_budget, manifest
 from rltrace.record.announcement import complain
 from rltrace.record.lifecycle import default_folder
 from rltrace.run.sampler import INTERVAL_SECONDS
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from rltrace.analysis.figures import Figures
     from rltrace.read.recording import Recording
     from rltrace.read.selection import Selection
-
-RUNS = Path("rltrace-runs")
 
 FULL_BYTES = 1 << 20
 """A disk with less room than this, a process's first segment, counts as full."""
@@ -211,6 +210,14 @@ def bound(folder: Path, max_disk: str) -> str:
 def in_shell(folder: Path) -> str:
     """Return the folder as a shell takes it, for commands that users copy."""
     return shlex.quote(str(folder))
+
+
+def is_off() -> bool:
+    """Return whether rltrace is switched off, and say so: the command runs, and nothing of it is recorded."""
+    if not cluster.is_off():
+        return False
+    complain(f"{cluster.OFF_VARIABLE} is set: nothing is recorded, and the command runs as it would without rltrace")
+    return True
 
 
 def check_disabled() -> None:

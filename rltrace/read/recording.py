@@ -1226,14 +1226,19 @@ def newest(runs: Path) -> Newest:
     Raises:
         RecordingError: there is none.
     """
-    made = sorted(runs.glob(f"*/{manifest.FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    if not made:
+    folders = newest_first(runs)
+    if not folders:
         raise RecordingError(f"{runs}/: no Recording here; make one with `rltrace exec -- COMMAND`")
-    folders = [file.parent for file in made]
     for at, folder in enumerate(folders):
         if not _is_empty(folder):
             return Newest(folder, folders[:at])
     return Newest(folders[0], [])
+
+
+def newest_first(runs: Path) -> list[Path]:
+    """Return the Recordings in a folder, the one that began last first."""
+    made = sorted(runs.glob(f"*/{manifest.FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    return [file.parent for file in made]
 
 
 def _is_empty(folder: Path) -> bool:
