@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,37 +9,28 @@ import click
 
 from rltrace.cli.completion import files
 from rltrace.cli.runs import (
+    ALLOCATIONS_OPTION,
+    KERNELS_OPTION,
     MAX_DISK_OPTION,
     SAMPLE_OPTION,
     TRACING_HELP,
     bound,
     check_disabled,
-    checked,
     choose,
     claim,
     in_shell,
     is_off,
+    keep,
     record_options,
     require_linux,
     say_what_is_lost,
     show,
 )
 from rltrace.events import SAMPLER
-from rltrace.read.selection import numbers
-from rltrace.record import allocation_steps
 from rltrace.record.announcement import complain, say
 
 if TYPE_CHECKING:
     from rltrace.run.supervisor import Outcome
-
-
-MOST_CHOSEN = 1000
-"""How many steps' allocations may be kept; each step is some hundred megabytes for a large model."""
-
-
-def _each(steps: str) -> str:
-    """Return each step by itself, as every process of the run takes them from the environment."""
-    return ",".join(map(str, numbers(steps).each(MOST_CHOSEN))) if steps.strip() else ""
 
 
 @click.command(
@@ -49,14 +39,8 @@ def _each(steps: str) -> str:
     context_settings={"allow_interspersed_args": False},  # behind the program's name all words are its own
 )
 @click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
-@click.option(
-    "--allocations",
-    metavar="STEPS",
-    default="",
-    envvar=allocation_steps.VARIABLE,
-    callback=checked(_each),
-    help="Record every GPU allocation of these steps, such as 3 or 5-7,10; they take a little longer.",
-)
+@ALLOCATIONS_OPTION
+@KERNELS_OPTION
 @record_options
 @MAX_DISK_OPTION
 @SAMPLE_OPTION
@@ -64,6 +48,7 @@ def _each(steps: str) -> str:
 def exec_(
     out: str | None,
     allocations: str,
+    kernels: str,
     record_steps: str,
     record_ranks: str,
     max_disk: str,
@@ -85,8 +70,7 @@ def exec_(
     folder = claim(out, list(command), {})
     say(f"recording into {folder}, {bound(folder, max_disk)}")
     choose(record_steps, record_ranks)
-    if allocations:
-        os.environ[allocation_steps.VARIABLE] = allocations
+    keep(allocations, kernels)
     outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds)
     show(_say, folder, outcome)
     return outcome.exit_code

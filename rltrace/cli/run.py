@@ -15,6 +15,7 @@ import click
 
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import (
+    KERNELS_OPTION,
     MAX_DISK_OPTION,
     SAMPLE_OPTION,
     TRACING_HELP,
@@ -24,6 +25,7 @@ from rltrace.cli.runs import (
     claim,
     in_shell,
     is_off,
+    keep,
     record_options,
     require_linux,
     say_what_is_lost,
@@ -42,6 +44,7 @@ _INTERRUPTS = {"SIGINT": "SIGINT (Ctrl-C)", "SIGHUP": "SIGHUP (the terminal was 
 @click.argument("config", type=click.Path())
 @click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
 @click.option("--force", is_flag=True, help="Try untested versions of vLLM, and GPUs that others use too.")
+@KERNELS_OPTION
 @record_options
 @MAX_DISK_OPTION
 @SAMPLE_OPTION
@@ -49,6 +52,7 @@ def run(
     config: str,
     out: str | None,
     force: bool,
+    kernels: str,
     record_steps: str,
     record_ranks: str,
     max_disk: str,
@@ -69,6 +73,7 @@ def run(
     check_disabled()
     folder = claim(out, ["rltrace", "run", config], settings)
     choose(record_steps, record_ranks)
+    keep("", kernels)
     limit = bound(folder, max_disk)
     if not is_quiet():
         show(echo, f"recording into {folder}, {limit}; starting {_ranks(settings)}, which takes a while ...")

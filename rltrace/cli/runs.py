@@ -20,7 +20,8 @@ from rltrace.cli.completion import RUNS
 from rltrace.cli.echo import echo
 from rltrace.errors import RecordingError, RltraceError
 from rltrace.limits import LIMITS, NO_LIMITS, Limits
-from rltrace.record import chosen_steps, cluster, disk_account, disk_budget, manifest
+from rltrace.read.selection import numbers
+from rltrace.record import allocation_steps, chosen_steps, cluster, disk_account, disk_budget, manifest
 from rltrace.record.announcement import complain
 from rltrace.record.lifecycle import default_folder
 from rltrace.run.sampler import INTERVAL_SECONDS
@@ -97,6 +98,40 @@ def record_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def choose(record_steps: str, record_ranks: str) -> None:
     """Have the processes of a run record only these steps and ranks in full."""
     for variable, text in ((chosen_steps.STEPS_VARIABLE, record_steps), (chosen_steps.RANKS_VARIABLE, record_ranks)):
+        if text:
+            os.environ[variable] = text
+
+
+MOST_CHOSEN = 1000
+"""How many steps may be kept whole; the allocations of one are some hundred megabytes for a large model."""
+
+
+def _each(steps: str) -> str:
+    """Return each step by itself, as every process of the run takes them from the environment."""
+    return ",".join(map(str, numbers(steps).each(MOST_CHOSEN))) if steps.strip() else ""
+
+
+ALLOCATIONS_OPTION = click.option(
+    "--allocations",
+    metavar="STEPS",
+    default="",
+    envvar=allocation_steps.VARIABLE,
+    callback=checked(_each),
+    help="Record every GPU allocation of these steps, such as 3 or 5-7,10; they take a little longer.",
+)
+KERNELS_OPTION = click.option(
+    "--kernels",
+    metavar="STEPS",
+    default="",
+    envvar=allocation_steps.KERNELS_VARIABLE,
+    callback=checked(_each),
+    help="Record every kernel and operator of these steps, such as 3 or 5-7,10; they take longer.",
+)
+
+
+def keep(allocations: str, kernels: str) -> None:
+    """Have the processes of a run keep all allocations, and all kernels, of these steps."""
+    for variable, text in ((allocation_steps.VARIABLE, allocations), (allocation_steps.KERNELS_VARIABLE, kernels)):
         if text:
             os.environ[variable] = text
 

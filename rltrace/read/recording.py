@@ -376,6 +376,10 @@ class Process:
         """What it was to measure and could not, each with the reason."""
         self.allocations_begun: set[int] = set()
         """Chosen steps whose allocations it began to keep; those that it wrote have a span."""
+        self.kernels_begun: set[int] = set()
+        """Chosen steps whose kernels it began to record."""
+        self.kernels_written: set[int] = set()
+        """Those of them that it has written."""
         self.dropped_segments = 0
         self.dropped_bytes = 0
         self.threads: dict[int, str] = {}
@@ -469,6 +473,11 @@ class Process:
     def chosen_steps(self) -> list[int]:
         """Return the steps whose every allocation it was to keep."""
         return self.identity.get("chosen_steps") or []
+
+    @property
+    def kernel_steps(self) -> list[int]:
+        """Return the steps whose kernels it was to record."""
+        return self.identity.get("kernel_steps") or []
 
     @property
     def parent(self) -> str | None:
@@ -716,6 +725,8 @@ class Process:
             self.unavailable[line["what"]] = line["reason"]
         elif kind == "allocations":
             self.allocations_begun.add(line["step"])
+        elif kind == "kernels":
+            (self.kernels_written if line.get("is_written") else self.kernels_begun).add(line["step"])
         elif kind == "lost":
             self._drop(line)
         elif kind == "left":

@@ -346,7 +346,8 @@ class _Supervisor:
     def _collect_from_cluster(self) -> None:
         """Start the sidecar that collects, once the driver has said that it joined a cluster."""
         if self.collecting is None and (self.recording / cluster.FILE).exists():
-            chosen = os.environ.get(allocation_steps.VARIABLE, "") or os.environ.get(chosen_steps.STEPS_VARIABLE, "")
+            variables = allocation_steps.VARIABLE, allocation_steps.KERNELS_VARIABLE, chosen_steps.STEPS_VARIABLE
+            chosen = next(filter(None, (os.environ.get(name) for name in variables)), "")
             self.collecting = Sidecar("rltrace.run.cluster_sidecar", str(self.recording), chosen)
             self.exit_codes.pop(self.collecting.pid, None)  # of an earlier process
 
