@@ -86,6 +86,7 @@ def as_on_a_gpu_machine(monkeypatch):
     for needing in (allocation_owners, cuda_memory, cuda_time, sglang_allocations, vllm_allocations):
         monkeypatch.setattr(needing, "DRIVER", Path("/dev/null"))
     monkeypatch.setenv("RLTRACE_ALLOCATIONS", "3")
+    monkeypatch.setenv("RLTRACE_KERNELS", "3")
 
 
 @pytest.fixture
