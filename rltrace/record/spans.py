@@ -17,7 +17,7 @@ from numbers import Integral
 from typing import Any, Literal, cast
 
 from rltrace.dependencies import msgspec
-from rltrace.events import AUTOMATIC, PHASES, STEP_FIGURES, is_of_bytes
+from rltrace.events import AUTOMATIC, KERNEL, OPERATOR, PHASES, STEP_FIGURES, is_of_bytes
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record.encoding import encode, encode_anyhow
@@ -587,7 +587,9 @@ def _write_finished(record: tuple[Any, ...], start_ns: int, end_ns: int, lane: i
 
 def _is_kept_finished(record: tuple[Any, ...]) -> bool:
     name, args = record[-6], record[-2]
-    return _always is None or name in _always or name in PHASES or "error" in args or args.get("phase") is True
+    if _always is None or name in _always or name in PHASES or name.startswith((KERNEL, OPERATOR)):
+        return True
+    return "error" in args or args.get("phase") is True
 
 
 _END_NS = 2**63

@@ -93,6 +93,7 @@ def as_on_a_gpu_machine(monkeypatch):
         monkeypatch.setattr(needing, "DRIVER", Path("/dev/null"))
     monkeypatch.setenv("RLTRACE_ALLOCATIONS", "3")
     monkeypatch.setenv("RLTRACE_TRACKERS", "1")
+    monkeypatch.setenv("RLTRACE_KERNELS", "3")
 
 
 @pytest.fixture
