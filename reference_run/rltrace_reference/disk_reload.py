@@ -55,6 +55,12 @@ class DiskReload:
             RunError: what the engine loaded is not what was saved; names the first tensor.
         """
         start = time.monotonic()
+        sent, sent_bytes = self.save(parameters)
+        self.load(sent)
+        return SyncStats(sent_bytes, len(sent), 1, time.monotonic() - start)
+
+    def save(self, parameters: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, int], int]:
+        """Save every parameter; return their checksums by name, and how many bytes they have."""
         sent, tensors, sent_bytes = {}, {}, 0
         for name, parameter in parameters:
             whole = _whole(parameter)
@@ -65,10 +71,17 @@ class DiskReload:
         if self.is_first:
             save_file(tensors, Path(self.folder) / WEIGHTS_FILE, metadata={"format": "pt"})
         dist.barrier()  # the file is whole
+        return sent, sent_bytes
+
+    def load(self, sent: dict[str, int]) -> None:
+        """Restart the engine with what was saved.
+
+        Raises:
+            RunError: as `sync`.
+        """
         self.rollout.restart(self.folder)
         _check(sent, self.rollout.checksums(), self.rollout.rank)
         dist.barrier()  # everybody has read it
-        return SyncStats(sent_bytes, len(sent), 1, time.monotonic() - start)
 
 
 def _whole(parameter: Tensor) -> Tensor:
