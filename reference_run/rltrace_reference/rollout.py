@@ -143,8 +143,27 @@ class Rollout:
         _end(self.process, self.channel)
 
     def _call(self, name: str, **arguments: Any) -> Any:
+        self.send(name, **arguments)
+        return self.answer()
+
+    def send(self, name: str, **arguments: Any) -> None:
+        """Begin a call of the engine; `answer` ends it.
+
+        Raises:
+            RunError: the engine has died.
+        """
         try:
             self.channel.send({"call": name} | arguments)
+        except ConnectionError:
+            raise RunError(self.death()) from None
+
+    def answer(self) -> Any:
+        """Return what the engine answers.
+
+        Raises:
+            RunError: it failed, or has died.
+        """
+        try:
             answer, _ = self.channel.receive()
         except ConnectionError:
             raise RunError(self.death()) from None

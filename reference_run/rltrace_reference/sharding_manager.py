@@ -11,7 +11,7 @@ from rltrace_reference.config import MEBIBYTE
 from rltrace_reference.disk_reload import DiskReload
 from rltrace_reference.rollout import Rollout
 from rltrace_reference.strategy import Strategy
-from rltrace_reference.weight_sync import EXCHANGES, Sender, SyncStats
+from rltrace_reference.weight_sync import EXCHANGES, DirectSender, Sender, SyncStats
 
 
 class ShardingManager:
@@ -53,7 +53,8 @@ class ShardingManager:
 
     def sender_of(self, strategy: Strategy) -> Sender:
         """Return the sender that syncs in this way."""
-        return Sender(
+        kind = DirectSender if strategy.direct else Sender
+        return kind(
             self.rollout.channel,
             int(strategy.bucket_megabytes * MEBIBYTE),
             self.sender_id,
@@ -72,6 +73,9 @@ class ShardingManager:
         if self.config.rollout.sync:
             self.actor.onload()
             self.empty_cache()  # what training has left in the allocator is what the engine wakes into
+            if self.relaunches:  # the new engine has its weights when it is there
+                self.sync_weights()
+                return self
             self.wake_weights()
             self.sync_weights()
             self.actor.offload()
@@ -87,9 +91,8 @@ class ShardingManager:
 
     def wake_weights(self) -> None:
         """Take memory for the weights first: the KV cache need not exist while parameters are gathered."""
-        if not self.relaunches:
-            both = self.config.rollout.wake_up == "all"
-            self.rollout.wake_up(["weights", "kv_cache"] if both else ["weights"])
+        both = self.config.rollout.wake_up == "all"
+        self.rollout.wake_up(["weights", "kv_cache"] if both else ["weights"])
 
     def sync_weights(self) -> SyncStats:
         """Send the actor's parameters to the engine, one bucket after another."""

@@ -18,6 +18,7 @@ from rltrace_reference.batch import Batch
 from rltrace_reference.config import Config
 from rltrace_reference.device_memory import DeviceMemory, give_back_large_blocks
 from rltrace_reference.disk_reload import DiskReload
+from rltrace_reference.engine_group import Broadcast
 from rltrace_reference.rollout import Rollout
 from rltrace_reference.sharding_manager import ShardingManager
 from rltrace_reference.strategy import Strategy
@@ -104,6 +105,8 @@ class Worker:
         manager = self.sharding_manager
         if strategy.restarts_engine:
             return self._compare_reload(rounds)
+        if strategy.broadcasts:
+            return self._compare_broadcast(strategy.transport, rounds)
         sender = manager.sender_of(strategy)
         self.rollout.use_transport(strategy.transport)
         self.rollout.wake_up(["weights", "kv_cache"])
@@ -118,6 +121,14 @@ class Worker:
             stats = [reload.sync(self.actor.state_dict()) for _ in range(rounds)]
         self.rollout.sleep(self.config.rollout.sleep_level)
         return stats
+
+    def _compare_broadcast(self, backend: str, rounds: int) -> list[SyncStats]:
+        self.rollout.wake_up(["weights", "kv_cache"])
+        try:
+            broadcast = Broadcast(self.rollout, backend)
+            return [broadcast.sync(self.actor.state_dict()) for _ in range(rounds)]
+        finally:
+            self.rollout.sleep(self.config.rollout.sleep_level)
 
     def record(self, on: bool) -> None:
         """Continue or pause recording, here and in the engine; does nothing if nobody records."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import rltrace
 from rltrace.errors import RunError
-from rltrace_reference import checksum, device, garbage
+from rltrace_reference import checksum, device, engine_group, garbage
 from rltrace_reference.channel import Channel
 from rltrace_reference.config import Config
 from rltrace_reference.device_memory import give_back_large_blocks
@@ -176,6 +176,15 @@ class Server:
         """See `Receiver.finish`."""
         assert self.receiver is not None
         self.receiver.finish(checksums, keep)
+
+    def on_join_group(self, backend: str, port: int, rank: int, size: int) -> None:
+        """See `engine_group.Group`."""
+        self.group = engine_group.Group(backend, port, rank, size)
+
+    def on_receive_broadcast(self, names: list[str]) -> None:
+        """See `engine_group.receive`."""
+        with torch.no_grad():
+            engine_group.receive(self.group, self.engine.parameters, names)
 
     def on_checksums(self) -> dict[str, int]:
         """See `Rollout.checksums`."""
