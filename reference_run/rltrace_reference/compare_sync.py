@@ -61,7 +61,9 @@ def compare(config: Config, rounds: int) -> Table:
                 table.add_row(str(strategy), "refused", *[""] * (len(FIGURES) - 1))
                 table.caption = f"nccl: {error}"
                 continue
-            table.add_row(str(strategy), *_figures(of_ranks))
+            figures = _figures(of_ranks)
+            table.add_row(str(strategy), *figures)
+            print(f"{strategy}: {figures[1]} ms", file=sys.stderr, flush=True)
     return table
 
 

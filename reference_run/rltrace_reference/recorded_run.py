@@ -80,8 +80,7 @@ class RecordedRun:
         done = subprocess.run([*command, *(["--force"] if force else [])], check=False, capture_output=True, text=True)
         if done.returncode < 0 or done.returncode > 128:
             raise RunError(f"{self.name}: the run was stopped (exit code {done.returncode}); start again to go on")
-        limit = config.memory_limit_bytes if config.device == "cpu" else _gpu_bytes()
-        ending = Ending(done.returncode, done.stderr.strip(), time.monotonic() - start, limit)
+        ending = Ending(done.returncode, done.stderr.strip(), time.monotonic() - start, limit_bytes(config))
         if not self.recording.exists():
             raise RltraceError(f"{self.name}: {ending.said or 'nothing was recorded'}")
         self._ending_file.write_bytes(msgspec.json.encode(ending))
@@ -98,6 +97,15 @@ class RecordedRun:
         if done.returncode != 0:
             raise RunError(f"{self.name}: {done.stderr.decode(errors='replace').strip()}")
         return done.stdout
+
+
+def limit_bytes(config: Config) -> int | None:
+    """Return the memory of a rank's device: the limit of the configuration, or the size of the GPU."""
+    if config.device == "cpu":
+        return config.memory_limit_bytes
+    from rltrace_reference import device  # imports torch
+
+    return device.total_bytes()
 
 
 def merged(common: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -120,10 +128,3 @@ def read_values(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: holds {type(values).__name__}, not keys; write keys such as `steps: 24`")
     return values
-
-
-def _gpu_bytes() -> int | None:
-    """Return the size of the first GPU."""
-    import torch
-
-    return int(torch.cuda.mem_get_info()[1]) if torch.cuda.is_available() else None

@@ -8,8 +8,9 @@ configuration=examples/memory_journey/gpu.yaml
 python3 -m rltrace_reference.journey "$configuration" --out "$folder/journey" --force > "$folder/journey.txt" 2> "$folder/journey.err"
 tail -n 5 "$folder/journey.err"
 cat "$folder/journey.txt"
-python3 -m rltrace_reference.compare_sync examples/memory_journey/gpu.yaml --rounds 6 --force > "$folder/sync.txt" 2> "$folder/sync.err"
-tail -n 5 "$folder/sync.err"
+sed 's/^  gpu_memory_utilization: .*/  gpu_memory_utilization: 0.3/' "$configuration" > "$folder/sync.yaml"
+timeout 240 python3 -m rltrace_reference.compare_sync "$folder/sync.yaml" --rounds 6 --force > "$folder/sync.txt" 2> "$folder/sync.err"
+tail -n 20 "$folder/sync.err"
 cat "$folder/sync.txt"
 python3 -m rltrace_reference.journey "$configuration" --out "$folder/journey" --json > "$folder/journey.json" 2>> "$folder/journey.err"
 for name in v0_naive v1_relaunch v2_sleep v3_staged; do
