@@ -14,10 +14,10 @@ from rltrace_reference import config as configuration
 from rltrace_reference import task
 from rltrace_reference.__main__ import checked
 from rltrace_reference.config import Config
-from rltrace_reference.journey.figures import Figures, read
 from rltrace_reference.journey.prediction import first_without_room, predict
 from rltrace_reference.journey.table import side_by_side
 from rltrace_reference.recorded_run import RecordedRun, merged, read_values
+from rltrace_reference.run_figures import Figures, read
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rich.table import Table
 
-from rltrace_reference.journey.figures import Figures
+from rltrace_reference.run_figures import Figures
 
 UNRUN = {"SGLang, tags": "unrun: the reference run's engines are the embedded one and vLLM"}
 """Ways that the document has too, each with why it is not here."""

@@ -1,13 +1,13 @@
-"""What became of a variant, from its Recording alone."""
+"""What became of one run of several that are compared, from its Recording alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import msgspec
 
 from rltrace import Recording
+from rltrace.errors import RunError
 from rltrace.events import Span
 from rltrace_reference.recorded_run import Ending, RecordedRun
 
@@ -64,6 +64,7 @@ class Step(msgspec.Struct, frozen=True):
     step: int
     seconds: float
     error: str | None
+    tokens_per_second: float | None = None
     figures: dict[str, float] = {}
 
 
@@ -86,7 +87,7 @@ class Rollout(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """A variant that has run."""
+    """A run that has ended."""
 
     name: str
     limit_bytes: int
@@ -104,6 +105,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     peak_phase: str | None
     step_seconds: float | None
     """Mean of the steps after the first that came to their end."""
+    tokens_per_second: float | None
+    """The same of the tokens generated in each second of a step."""
     switch_seconds: float | None
     """Mean of what these lost between training and rollout."""
     kv_room_bytes: int | None
@@ -126,16 +129,18 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(run: RecordedRun, ending: Ending, predicted_phase: str | None) -> Figures:
-    """Read a variant's Recording.
+    """Read a run's Recording.
 
     Raises:
         RunError: it cannot be read.
     """
     summary = msgspec.json.decode(run.summary(), type=Summary)
     spans = list(_spans(Recording.open(run.recording)))
+    if not summary.memory:
+        raise RunError(f"{run.name}: it ended before it held anything: {ending.said or 'nobody said why'}")
     device = summary.memory[0]
     failure = next(iter(summary.out_of_memory), None)
-    phases = [moment for moment in device.phases if moment.step is not None]
+    phases = [moment for moment in device.phases if moment.step is not None] or device.phases
     fullest = max(phases, key=lambda moment: moment.held_bytes)
     limit_bytes = ending.limit_bytes or 0
     done = [step.step for step in summary.steps if step.error is None]
@@ -157,6 +162,7 @@ def read(run: RecordedRun, ending: Ending, predicted_phase: str | None) -> Figur
         peak_bytes=fullest.held_bytes,
         peak_phase=fullest.phase,
         step_seconds=_mean([step.seconds for step in summary.steps if step.step in steady]),
+        tokens_per_second=_mean([step.tokens_per_second or 0.0 for step in summary.steps if step.step in steady]),
         switch_seconds=_mean([_lost_seconds(spans, step) for step in steady]),
         kv_room_bytes=_kv_room_bytes([*phases, *device.boundaries], failure, limit_bytes),
         rollouts=rollouts,
@@ -175,7 +181,7 @@ def _kv_room_bytes(moments: Iterable[Moment], failure: Failure | None, limit_byt
     if failure is not None and failure.moment is not None and failure.moment.held.get(KV_CACHE):
         held = failure.moment.held_bytes - failure.moment.held[KV_CACHE]
         others.append(held + (failure.asked_bytes or 0))
-    return max(0, limit_bytes - max(others)) if others else None
+    return max(0, limit_bytes - max(others)) if others and limit_bytes else None
 
 
 def _spans(recording: Recording) -> Iterator[tuple[str, Span]]:
@@ -204,8 +210,3 @@ def _lost_seconds(spans: list[tuple[str, Span]], step: int) -> float:
 
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def as_builtins(variants: list[Figures]) -> Any:
-    """Return the figures for JSON."""
-    return msgspec.to_builtins(variants)
