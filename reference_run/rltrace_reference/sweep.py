@@ -89,9 +89,10 @@ def _range(text: str) -> list[Any]:
     """Return the numbers from START to STOP, both included if STEP leads there."""
     try:
         start, stop, step = map(Decimal, text.split(":"))
+        is_upwards = step > 0 and stop >= start
     except (InvalidOperation, ValueError):
         raise ConfigError(f"--over: {text!r} is no START:STOP:STEP of numbers; write 0.2:0.6:0.05") from None
-    if step <= 0 or stop < start:
+    if not is_upwards:
         raise ConfigError(f"--over: {text!r} runs from {start} to {stop} by {step}; give a STEP above 0, upwards")
     count = min(int((stop - start) / step) + 1, MOST_VALUES + 1)
     numbers = [start + step * place for place in range(count)]
