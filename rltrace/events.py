@@ -203,6 +203,12 @@ DEVICE_SPAN = "device_span"
 KERNEL, OPERATOR = "kernel.", "op."
 """Prefixes of the names that torch.profiler gives to what ran on a GPU, and to what the host called."""
 
+KERNELS_KEPT = "profiler.kernels"
+"""Span in which every operator and kernel was recorded; its arguments say how many, and how far off their times are."""
+
+KERNELS_WRITTEN = "profiler.write_kernels"
+"""A process writes the operators and kernels of a step; its length is its cost."""
+
 ALLOCATIONS = "allocations."
 """Prefix of an owner's counter that has every allocation: `allocations.actor.params_bytes` is no sample."""
 
@@ -219,9 +225,18 @@ NO_GPU = "this process uses no GPU"
 """Why a process that uses no GPU keeps none."""
 
 
+NO_TORCH = "this process had not imported torch"
+"""Why a process that imports no torch has no kernels."""
+
+
 def allocations_of(step: int) -> str:
     """Return what a process reports as unavailable, with the reason, if it kept none of a chosen step."""
     return f"allocations of step {step}"
+
+
+def kernels_of(step: int) -> str:
+    """Return what a process reports as unavailable, with the reason, if it recorded no kernels of a chosen step."""
+    return f"kernels of step {step}"
 
 
 EMPTY_CACHE = "allocator.empty_cache"

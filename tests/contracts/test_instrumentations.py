@@ -43,6 +43,7 @@ REPLACE_NOTHING = (
     "torch.nn.modules.module:Module.register_forward_pre_hook",
     "gc:callbacks",
     "rltrace.hooks.boundaries:watch",
+    "rltrace.record.spans:watch_spans",
 )
 """Public hooks: what registers with them leaves them as they are."""
 
@@ -91,6 +92,8 @@ def as_on_a_gpu_machine(monkeypatch):
     for needing in (allocation_owners, cuda_memory, cuda_time, sglang_allocations, vllm_allocations):
         monkeypatch.setattr(needing, "DRIVER", Path("/dev/null"))
     monkeypatch.setenv("RLTRACE_ALLOCATIONS", "3")
+    monkeypatch.setenv("RLTRACE_TRACKERS", "1")
+    monkeypatch.setenv("RLTRACE_KERNELS", "3")
 
 
 @pytest.fixture
@@ -204,6 +207,7 @@ def test_undo_restores_every_attribute(name, rows):
         "torch_optim",
         "python_gc",
         "chosen_allocations",
+        "trackers",
     )  # a public hook replaces nothing
 
 
