@@ -60,7 +60,6 @@ def test_span_that_another_thread_ends(importer: Importer, recording: RecordingF
     assert times == {"handed over": (10, 20, None), "goes on": (20, 20, None), "later": (50, 10, None)}
 
 
-
 def row_names(trace: Trace, process: str) -> list[str]:
     """Names of a process's rows and groups in the order of the UI, which asks this view; threads go above them."""
     trace.query("include perfetto module viz.summary.track_event")
