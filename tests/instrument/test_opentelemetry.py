@@ -86,6 +86,32 @@ def test_attributes_are_bounded_and_harmless(run):
     assert args["attributes_left_out"] == 56 - said.MOST_ATTRIBUTES
 
 
+class Unprintable:
+    """What a program without the SDK may pass: nobody looks at it there."""
+
+    def __str__(self):
+        raise AssertionError("printed")
+
+
+def test_odd_attributes_are_not_printed():
+    """Of what is no number and no text there is the type; a list is cut, and what is in one is not looked into."""
+    nested = [[]]
+    nested[0].append(nested)
+    given = {
+        "a.object": Unprintable(),
+        "a.list": [Unprintable(), *"x" * 99],
+        "a.nested": nested,
+        "gen_ai.prompts": ["a"],
+    }
+    known = said.attributes(given)
+    assert known["a.object"] == "<Unprintable>"
+    assert known["a.list"] == ["<Unprintable>", *"x" * (said.MOST_ITEMS - 1)]
+    assert known["a.nested"] == ["<list>"]
+    assert known["gen_ai.prompts"] == "1 texts"
+    assert said.attributes({"a.long": "x" * 10_000})["a.long"] == "x" * 256
+    assert said.attributes({"http.url": "https://u:secret@host/?api_key=abc"})["http.url"].count("[redacted]") == 2
+
+
 def test_errors_are_errors(run):
     """An exception that leaves a span, or a status, is its error; one that it handles is not."""
     fails = only(run, "fails").args
