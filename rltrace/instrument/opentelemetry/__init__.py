@@ -7,7 +7,8 @@ what the program's exporters get is what they get without us.
 - `no_op.py`: spans of a program that has the API alone.
 - `times.py`: when a span begins and ends on our clock, and how that is written.
 - `said.py`: what a span says: attributes, status, exceptions, links.
-- `context.py`: the context that crosses to other processes; `ray_calls.py` and `http.py` send it, `arrows.py` draws it.
+- `context.py`: the context that crosses to other processes; `ray_calls.py` and `http.py` send it, `vllm_requests.py`
+  gives it to vLLM, `arrows.py` draws it.
 
 To add a client of HTTP that carries the context, name its function that sends in `http.py`.
 
