@@ -268,6 +268,19 @@ def test_arrow_follows_the_context(patches, tmp_path):
     assert server.args["parent_id"] == client.args["span_id"]
 
 
+def test_api_alone_keeps_a_context(patches, tmp_path):
+    """Without the SDK a context that came from elsewhere is handed on, and is the parent of what is recorded."""
+    OpenTelemetry().install(patches)
+    headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+    context = TraceContextTextMapPropagator().extract(headers)
+    sent: dict[str, str] = {}
+    with trace.NoOpTracer().start_as_current_span("passed", context=context):
+        TraceContextTextMapPropagator().inject(sent)
+    assert sent == headers
+    args = recorded(tmp_path)["otel.passed"].args
+    assert (args["trace_id"], args["parent_id"]) == ("a" * 32, "b" * 16)
+
+
 class Broken(SpanProcessor):
     """A processor of the program's."""
 
