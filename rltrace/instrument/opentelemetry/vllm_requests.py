@@ -1,8 +1,8 @@
 """The context in which vLLM's engine is asked reaches the span that vLLM makes of the request.
 
 A server over HTTP passes on the headers that it got. An actor that a trainer asks, as verl's, has the context of the
-call and passes nothing; then vLLM would put every request below the first one, whose context the task that writes them
-was made in.
+call and passes nothing; then vLLM's span begins a trace of its own, or is below whoever asked first, if the task that
+writes all of them was made there.
 
 Source read: vLLM 0.12, 0.29 and 0.33, v1/engine/async_llm.py and v1/engine/output_processor.py.
 """
