@@ -304,7 +304,8 @@ class _Followed:
         cut = [*self._cut_by_pauses()] if is_last else []
         self.is_over = is_last
         news = self._news(found)
-        news.ended.extend(cut)
+        if cut:
+            news.ended.extend(cut)
         if news.is_new or news.began or cut or not news.is_empty or is_last or news.losses != self._given_losses:
             self._given_losses = news.losses
             yield news

@@ -26,10 +26,13 @@ from rltrace.analysis.live import Live
 from rltrace.cli.tables.live import Heading, LiveScreen
 from rltrace.read.following import Follower
 from rltrace.read.recording import Recording
+from rltrace.read.records import whole_bytes
 
 STEP_SECONDS = 9.86
 """Of the real run."""
 SEGMENT_BYTES = 1 << 20
+LONGEST_BYTES = 4096
+"""A record is shorter."""
 
 
 class Growing:
@@ -65,15 +68,18 @@ class Growing:
             due = size_bytes * (part + 1) // parts - size_bytes * part // parts
             while due:
                 if at == len(content):
-                    segment = next(left)
+                    segment = next(left, None)
+                    if segment is None:
+                        break
                     content, at, path = segment.read_bytes(), 0, to / segment.name
                     with path.open("wb") as file:
                         file.truncate(SEGMENT_BYTES)
-                many = min(due, len(content) - at)
+                many = whole_bytes(content[at : at + max(due, LONGEST_BYTES)]) if due < len(content) - at else 0
+                many = min(many or len(content) - at, len(content) - at)
                 with path.open("r+b") as file:
                     file.seek(at)
                     file.write(content[at : at + many])
-                at, due = at + many, due - many
+                at, due = at + many, max(0, due - many)
             yield
 
 
