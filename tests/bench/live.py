@@ -97,7 +97,7 @@ def main() -> None:
         growing = Growing(finished, Path(folder) / "growing")
         live = Live(Follower(Recording.open(growing.folder)))
         console = Console(width=200, height=60, force_terminal=True, file=io.StringIO())
-        spent, pictures = [0.0, 0.0], 0
+        spent, first, pictures = [0.0, 0.0], 0.0, 0
         for _ in growing.grow(parts):
             began = time.process_time()
             live.poll()
@@ -106,13 +106,17 @@ def main() -> None:
             console.print(LiveScreen(now, Heading("x", "12:00:00", 1, is_screen=True), None, ""))
             spent[0] += read - began
             spent[1] += time.process_time() - read
+            if not pictures:  # it learns of all processes
+                first, spent = sum(spent), [0.0, 0.0]
             pictures += 1
+        later = (pictures - 1) * asked.every
         seconds = pictures * asked.every
         written = sum(process[2] for process in growing.processes)
         print(
             f"{asked.ranks:,} ranks, {len(growing.processes):,} processes, {many / seconds:,.0f} records/s, "
             f"{written / seconds / 1e6:.2f} MB/s, a picture every {asked.every:g} s: "
-            f"{spent[0] / seconds:.1%} of a processor to read, {spent[1] / seconds:.1%} to draw; "
+            f"{first:.2f} s of a processor for the first one, then {spent[0] / later:.1%} of one to read and "
+            f"{spent[1] / later:.1%} to draw; "
             f"{live.follower.bytes_read / written:.2f} bytes read per byte written"
         )
 
