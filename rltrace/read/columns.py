@@ -259,7 +259,7 @@ def fold(process: Process, begin: Callable[[], Kept], add: Callable[[Kept, Colum
         except UnsoundError:
             pass
     kept = begin()
-    for columns in _of_events(process.events()):
+    for columns in of_events(process.events()):
         add(kept, columns)
     return kept
 
@@ -582,12 +582,13 @@ def _argument(key: str, kind: int, spans: Sequence[Span], texts: Texts) -> NDArr
     return np.array(cells, dtype=native.DTYPES[kind])
 
 
-def of_events(events: Sequence[Event]) -> Columns:
+def from_events(events: Sequence[Event]) -> Columns:
     """Return events as columns."""
     return _OfEvents(events, Texts())
 
 
-def _of_events(events: Iterable[Event]) -> Iterator[Columns]:
+def of_events(events: Iterable[Event]) -> Iterator[Columns]:
+    """Yield the same columns, made of a process's events."""
     texts = Texts()
     rest = iter(events)
     while some := list(islice(rest, EVENTS)):

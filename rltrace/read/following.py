@@ -31,7 +31,7 @@ from rltrace.events import AUTOMATIC, MARKED_SINCE, Counter, Span
 from rltrace.host import clock, regular_file
 from rltrace.host.clock import Domain
 from rltrace.read import alignment, engines, gate, order, removed, unmarked
-from rltrace.read.columns import Columns, Growing, of_events
+from rltrace.read.columns import Columns, Growing, from_events
 from rltrace.read.native import UnsoundError
 from rltrace.read.recording import Event, EventReader, Process, Recording, Segment
 from rltrace.read.records import last_record, records, whole_bytes
@@ -112,7 +112,7 @@ class News:
     @cached_property
     def columns(self) -> Columns:
         """Both as columns, which are much quicker where somebody wants only some of them."""
-        return self._found if isinstance(self._found, Columns) else of_events(self._found)
+        return self._found if isinstance(self._found, Columns) else from_events(self._found)
 
     @property
     def is_empty(self) -> bool:

@@ -511,7 +511,7 @@ static int begin_span(Decoder *decoder, Slot *begun) {
     if (early != NONE && SLOT(decoder, early)->is_early) {
         Slot *end = SLOT(decoder, early);
         begun->first_flow = NONE;
-        int state = put_row(decoder, begun, end->end_ns, 0, end->args, end->args_bytes, 0);
+        int state = put_row(decoder, begun, end->end_ns, NONE, end->args, end->args_bytes, 0);
         free(begun->copy);
         close_slot(decoder, early);
         decoder->many_early--;
@@ -555,7 +555,9 @@ static int end_span(Decoder *decoder, const Value *values, const uint8_t *behind
         return keep_args(slot, late.args, late.args_bytes);
     }
     int state = leave(decoder, at);
-    if (!state) state = put_row(decoder, slot, end_ns, lane_of(slot), late.args, late.args_bytes, 0);
+    /* What another thread has ended overlaps anything: these records are not in the order of their times. */
+    int32_t lane = slot->thread == decoder->thread ? lane_of(slot) : NONE;
+    if (!state) state = put_row(decoder, slot, end_ns, lane, late.args, late.args_bytes, 0);
     close_slot(decoder, at);
     return state;
 }
