@@ -339,6 +339,8 @@ class _Decoding:
     def _learn(self) -> None:
         """Learn what there is to know of new texts."""
         known = len(self._place_of)
+        if self.decoder.many_texts == known:
+            return
         new = [self.texts.place(text) for text in self.decoder.texts()[known:]]
         self._place_of = np.append(self._place_of, np.array(new, np.int32))
         self._is_same = self._is_same and new == [*range(known, known + len(new))]
@@ -427,7 +429,9 @@ class Growing(_Decoding):
 
     def is_full(self, most_early: int) -> bool:
         """Return whether it remembers so many texts, or early ends, that it is better made anew."""
-        return self.decoder.many_texts > self.MOST_TEXTS or self.decoder.many_early > most_early
+        return (
+            self.decoder.many_texts + self.decoder.many_keys > self.MOST_TEXTS or self.decoder.many_early > most_early
+        )
 
     @property
     def losses(self) -> tuple[int, int, int]:

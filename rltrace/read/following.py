@@ -19,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -369,7 +369,7 @@ class _Followed:
     def _bounds_ns(self) -> tuple[int, int]:
         """From when to when a record can have been written, by the process's own clock."""
         first_ns = int(self.process.identity.get("start_ns", 0)) - gate.SLACK_NS
-        is_own_clock = self.process.clock_domain == clock.own_domain()
+        is_own_clock = self.process.clock_domain == _own_clock()
         return max(0, first_ns), clock.now_ns() + gate.SLACK_NS if is_own_clock else gate.MOST_NS
 
     def _finish(self, name: str, tail: _SegmentTail, count: Callable[[int], None]) -> None:
@@ -566,6 +566,9 @@ class _SegmentTail:
         self._crc32 = zlib.crc32(taken, self._crc32)
         self.at += whole
         return taken
+
+
+_own_clock = cache(clock.own_domain)
 
 
 def _listed(folder: Path, is_meant: Callable[[os.DirEntry[str]], bool]) -> dict[str, None]:
