@@ -21,7 +21,6 @@ import msgspec
 
 from rltrace.cli.completion import RUNS
 from rltrace.cli.echo import echo
-from rltrace.errors import RecordingError
 from rltrace.limits import Limits
 from rltrace.record import manifest
 
@@ -36,8 +35,11 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 1.0
 """How often there is a new picture, if that costs little."""
 
-MOST_BUSY = 0.2
+MOST_BUSY = 0.5
 """Share of one processor that reading and drawing may take; with more to read there are fewer pictures."""
+
+SELDOM_SECONDS = 30.0
+"""There is a picture at least this often, whatever it costs."""
 
 LOOK_SECONDS = 0.3
 """How often it is looked whether a run has begun."""
@@ -63,7 +65,7 @@ def watch(run: str | None, limits: Limits) -> Recording | None:
         The Recording, if it has ended; None if the user ended the view before.
 
     Raises:
-        RecordingError: there is no folder of that name, and none can be made; or it cannot be read.
+        RecordingError: it cannot be read.
     """
     from rltrace.analysis.live import Live
     from rltrace.cli.tables import console
@@ -71,8 +73,8 @@ def watch(run: str | None, limits: Limits) -> Recording | None:
 
     with contextlib.suppress(KeyboardInterrupt), _ends_orderly():
         recording = _begun(run, limits)
-        if recording.folder != recording.path:
-            raise RecordingError(f"{recording.path}: is an archive, which does not change; see it without --watch")
+        if recording.folder != recording.path:  # an archive does not change
+            return recording
         many = sum(1 for _ in (recording.folder / manifest.PROCESSES).glob("*/"))
         live = Live(Follower(recording, newest_segments=max(1, PAST_SEGMENTS // max(1, many))))
         wake = threading.Event()
@@ -100,7 +102,8 @@ def _follow(live: Live, finder: _Finder, show: Show, wake: threading.Event) -> N
         show(now, str(live.follower.recording.path), every_seconds, finder)
         if live.follower.is_over:
             return
-        every_seconds = max(EVERY_SECONDS, (time.process_time() - began_cpu) / MOST_BUSY)
+        needed_seconds = (time.process_time() - began_cpu) / MOST_BUSY
+        every_seconds = min(max(EVERY_SECONDS, needed_seconds), SELDOM_SECONDS)
         while (left := began + every_seconds - time.monotonic()) > 0:
             if wake.wait(left):  # the terminal has another size
                 wake.clear()

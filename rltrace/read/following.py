@@ -27,7 +27,7 @@ from typing import NamedTuple
 import msgpack
 import numpy as np
 
-from rltrace.events import AUTOMATIC, MARKED_SINCE, Counter, Span
+from rltrace.events import MARKED_SINCE, Counter, Span
 from rltrace.host import clock, regular_file
 from rltrace.host.clock import Domain
 from rltrace.read import alignment, engines, gate, order, removed, unmarked
@@ -85,7 +85,7 @@ class News:
         """The process. Its `name`, `role`, `rank`, `device`, `end_ns` and so on are what it has said so far."""
         self._found = found
         self.began = began
-        """Spans that began and are open now, without their arrows. When such a span ends, it is in `ended`, with the
+        """Spans that began and are open now. When such a span ends, it is in `ended`, with the
         same thread, task and `start_ns`. So a span that was short is in `ended` only."""
         self.losses = losses
         """What is missing of the process so far."""
@@ -506,11 +506,8 @@ class _Events:
         self._count(growing)
         self._growing, self._counted = Growing(self.process), (0, 0, 0)
         try:
-            for span in self.open:
-                mark = [AUTOMATIC] if span.is_automatic else []
-                record = [*mark, span.name, span.task, span.start_ns, span.args, True]
-                self._growing.add(msgpack.packb(record), (0, gate.MOST_NS), span.thread)
-        except (UnsoundError, ValueError, TypeError, OverflowError):  # such as text that is none
+            self._growing.resume(self.open)
+        except UnsoundError:
             self._go_on_in_python()
 
     def _go_on_in_python(self) -> None:

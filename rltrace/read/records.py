@@ -116,7 +116,7 @@ def last_record(data: bytes) -> list[Any] | None:
         except (ValueError, TypeError, msgpack.UnpackException):
             found = None
         if found.__class__ is list and len(found) > 2:
-            return found  # type: ignore[no-any-return]
+            return found
         if at < 0:
             break
     return None

@@ -221,7 +221,7 @@ class Decoder:
         return of.value
 
     def show_open(self) -> None:
-        """Add the spans that are open now, without their arrows; they stay open."""
+        """Add the spans that are open now; they stay open."""
         self._check(self._library.rltrace_show_open(self._decoder))
 
     @property
