@@ -272,7 +272,7 @@ def test_a_thousand_ranks_are_grouped(columns: int, lines: int) -> None:
     screen = drawn(many_ranks(), columns, lines).splitlines()
     assert len(screen) <= lines and all(len(line) <= columns for line in screen)
     rows = screen[screen.index("Ranks") + 1 :]
-    assert re.match(r"rank 90 +killed by SIGKILL", rows[0])
+    assert re.match(r"rank 90 +killed by SIGKILL in actor.update *$", rows[0])
     assert re.match(r"rank 500 +actor.update, silent +45 s", rows[1])
     assert re.match(r"1,021 ranks +actor.update +3.0-40 s +longest: rank 501", rows[2])
     assert re.match(r"rank 17 +weight_sync +31 s", rows[3])

@@ -209,9 +209,9 @@ def work(name, many):
             with rltrace.span("inner"): rltrace.counter("actor.params_bytes", n)
 
 with rltrace.span("step", step=0):
-    threads = [threading.Thread(target=work, args=(f"thread {n}", 4000)) for n in range(3)]
+    threads = [threading.Thread(target=work, args=(f"thread {n}", 2000)) for n in range(3)]
     [thread.start() for thread in threads]
-    work("main", 12000)
+    work("main", 6000)
     [thread.join() for thread in threads]
 hangs = rltrace.span("hangs").__enter__()
 print("hangs", flush=True)
@@ -240,7 +240,7 @@ def test_running_program_is_followed(how: str, tmp_path: Path) -> None:
         followed.poll()
     (process,) = Recording.open(tmp_path / "run").processes
     followed.is_same_as(process, order=lambda span: (span.start_ns, span.thread, span.name))
-    assert len(followed.ended[process.key]) == 1 + 2 * 24_000
+    assert len(followed.ended[process.key]) == 1 + 2 * 12_000
 
 
 def test_what_only_python_reads_is_read_on(folder: Path) -> None:
