@@ -97,11 +97,11 @@ def _follow(live: Live, finder: _Finder, show: Show, wake: threading.Event) -> N
     while True:
         began, began_cpu = time.monotonic(), time.process_time()
         live.poll()
+        if live.follower.is_over:
+            return
         now = live.now()
         finder.look(now)
         show(now, str(live.follower.recording.path), every_seconds, finder)
-        if live.follower.is_over:
-            return
         needed_seconds = (time.process_time() - began_cpu) / MOST_BUSY
         every_seconds = min(max(EVERY_SECONDS, needed_seconds), SELDOM_SECONDS)
         while (left := began + every_seconds - time.monotonic()) > 0:
