@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -147,7 +148,7 @@ def _picture(console: Console, wake: threading.Event) -> Iterator[Show]:
     from rich.live import Live as Screen
 
     on = Screen(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-    with on, _when(signal.SIGWINCH, wake.set), _when(signal.SIGTSTP, lambda: _stop(on)):
+    with on, _when("SIGWINCH", wake.set), _when("SIGTSTP", lambda: _stop(on)):
         yield lambda *what: on.update(_drawn(*what, is_screen=True), refresh=True)
 
 
@@ -159,13 +160,15 @@ def _drawn(now: Now, path: str, every_seconds: float, finder: _Finder, *, is_scr
 
 
 @contextlib.contextmanager
-def _when(number: int, act: Callable[[], None]) -> Iterator[None]:
-    """Act at a signal."""
-    before = signal.signal(number, lambda *_: act())
+def _when(name: str, act: Callable[[], None]) -> Iterator[None]:
+    """Act at a signal, if this system has it."""
+    number = getattr(signal, name, None)
+    before = None if number is None else signal.signal(number, lambda *_: act())
     try:
         yield
     finally:
-        signal.signal(number, before)
+        if number is not None:
+            signal.signal(number, before)
 
 
 def _stop(screen: Any) -> None:
@@ -184,7 +187,8 @@ def _ends_orderly() -> Iterator[None]:
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:
@@ -241,10 +245,13 @@ class _Finder:
         command = [sys.executable, "-m", "rltrace", "why", "--json", str(self.recording.path)]
         self._out.seek(0)
         self._out.truncate()
-        with contextlib.suppress(OSError):
+        lowest = ["nice", "-n", "19"] if shutil.which("nice") else []
+        try:
             self._running = subprocess.Popen(
-                ["nice", "-n", "19", *command], stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.DEVNULL
+                [*lowest, *command], stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.DEVNULL
             )
+        except OSError as error:
+            self.why_not = f"`rltrace why` cannot be started: {error.strerror or error}"
 
     def _take(self, is_done: bool) -> None:
         from rltrace.analysis.findings import Why
