@@ -162,6 +162,14 @@ def test_a_pipe_gets_one_picture_after_the_other(watched: Watched) -> None:
     assert "rollout.generate" in said and "\x1b" not in said and re.search(r"rank 0 ▕a+b+░", said)
 
 
+def test_ctrl_z_lends_the_terminal_back(watched: Watched) -> None:
+    """While the view is stopped the shell has its terminal, and then the view has it again."""
+    watched.terminal.type("C-z")
+    watched.terminal.until(lambda screen: "topped" in screen and watched.terminal.state().startswith("0 1"))
+    watched.terminal.type("fg; echo left with $?", "Enter")
+    watched.terminal.until(lambda screen: "Rollout" in screen and watched.terminal.state().startswith("1 0"))
+
+
 def test_ctrl_c_gives_the_terminal_back(watched: Watched) -> None:
     """What was there before is there again, with its cursor; and the run goes on."""
     assert watched.terminal.state().startswith("1 0")
