@@ -43,7 +43,7 @@ class Span(msgspec.Struct, gc=False):
     lane: int | None = 0
     """Row among the spans of its thread and task: on one row, spans nest. It is above 0 for a span that overlaps
     another without nesting, as spans of interleaved generators do. None for a span that was recorded afterwards with
-    its own times, which may overlap anything."""
+    its own times, or that another thread has ended: it may overlap anything."""
     is_automatic: bool = False
     """Whether a hook of ours made it, and not the program itself."""
 
@@ -192,6 +192,9 @@ MEMORY_MOVES = frozenset({SLEEP, *WAKE_UPS, MAP, UNMAP})
 
 OUT_OF_MEMORY = "memory.out_of_memory"
 """A process of a device asked for more memory than there was; its arguments say how much."""
+
+OPENTELEMETRY = "otel."
+"""Prefix of a span that the program made through the OpenTelemetry API: `otel.llm_request` is its `llm_request`."""
 
 DEVICE_TIME = "gpu."
 """Prefix of a span that was timed on a GPU's stream: `gpu.fsdp.forward` is what `fsdp.forward` launched."""

@@ -35,6 +35,7 @@ from rltrace.cli.exec import exec_
 from rltrace.cli.export import export
 from rltrace.cli.ls import ls
 from rltrace.cli.overhead import overhead
+from rltrace.cli.plan import plan
 from rltrace.cli.report import report
 from rltrace.cli.run import run
 from rltrace.cli.runs import drop_output
@@ -115,7 +116,7 @@ def main() -> None:
 
 
 PURPOSES = {
-    "Run": (exec_, run, doctor),
+    "Run": (exec_, run, doctor, plan),
     "See": (summary, why, view, report, ls),
     "Compare": (diff, check, overhead),
     "Data": (sql, export, collect),

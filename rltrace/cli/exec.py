@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from rltrace.cli.runs import (
     ALLOCATIONS_OPTION,
     KERNELS_OPTION,
     MAX_DISK_OPTION,
+    OTLP_OPTION,
     SAMPLE_OPTION,
     TRACING_HELP,
     bound,
@@ -27,6 +29,7 @@ from rltrace.cli.runs import (
     show,
 )
 from rltrace.events import SAMPLER
+from rltrace.hooks.environment import TRACE_CONTEXT_VARIABLE
 from rltrace.record.announcement import complain, say
 
 if TYPE_CHECKING:
@@ -41,6 +44,13 @@ if TYPE_CHECKING:
 @click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
 @ALLOCATIONS_OPTION
 @KERNELS_OPTION
+@OTLP_OPTION
+@click.option(
+    "--trace-context",
+    is_flag=True,
+    envvar=TRACE_CONTEXT_VARIABLE,
+    help="Send a W3C trace context with Ray calls and HTTP requests, also where COMMAND has none to send.",
+)
 @record_options
 @MAX_DISK_OPTION
 @SAMPLE_OPTION
@@ -49,10 +59,12 @@ def exec_(
     out: str | None,
     allocations: str,
     kernels: str,
+    trace_context: bool,
     record_steps: str,
     record_ranks: str,
     max_disk: str,
     sample_seconds: float,
+    otlp: dict[str, str] | None,
     command: tuple[str, ...],
 ) -> int:
     """Run any COMMAND, and record it.
@@ -71,7 +83,9 @@ def exec_(
     say(f"recording into {folder}, {bound(folder, max_disk)}")
     choose(record_steps, record_ranks)
     keep(allocations, kernels)
-    outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds)
+    if trace_context:
+        os.environ[TRACE_CONTEXT_VARIABLE] = "1"
+    outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds, otlp=otlp)
     show(_say, folder, outcome)
     return outcome.exit_code
 

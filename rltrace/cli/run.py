@@ -23,6 +23,7 @@ from rltrace.cli.runs import (
     check_disabled,
     choose,
     claim,
+    collector,
     in_shell,
     is_off,
     keep,
@@ -71,7 +72,8 @@ def run(
     if is_off():
         supervisor.become(program)
     check_disabled()
-    folder = claim(out, ["rltrace", "run", config], settings)
+    otlp = None if settings["otlp"] is False else collector("" if settings["otlp"] is True else settings["otlp"])
+    folder = claim(out, ["rltrace", "run", config], settings | {"otlp": otlp is not None})
     choose(record_steps, record_ranks)
     keep("", kernels)
     limit = bound(folder, max_disk)
@@ -80,7 +82,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="rltrace-run-", ignore_cleanup_errors=True) as scratch:
         reason = Path(scratch, "reason")
         command = [*program, "--reason-to", str(reason)]
-        outcome = supervisor.supervise(command, folder, is_our_run=True, sample_seconds=sample_seconds)
+        outcome = supervisor.supervise(command, folder, is_our_run=True, sample_seconds=sample_seconds, otlp=otlp)
         said = _read(reason)
     show(show_steps, folder)
     return report(folder, outcome, said)

@@ -21,7 +21,7 @@ from rltrace.cli.echo import echo
 from rltrace.errors import RecordingError, RltraceError
 from rltrace.limits import LIMITS, NO_LIMITS, Limits
 from rltrace.read.selection import numbers
-from rltrace.record import allocation_steps, chosen_steps, cluster, disk_account, disk_budget, manifest
+from rltrace.record import allocation_steps, chosen_steps, cluster, disk_account, disk_budget, manifest, trackers
 from rltrace.record.announcement import complain
 from rltrace.record.lifecycle import default_folder
 from rltrace.run.sampler import INTERVAL_SECONDS
@@ -91,8 +91,23 @@ _RECORD_RANKS = click.option(
 
 
 def record_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose what is recorded in full."""
-    return _RECORD_STEPS(_RECORD_RANKS(command))
+    """Add the options that choose what is recorded in full, and who else is told."""
+    return _RECORD_STEPS(_RECORD_RANKS(_TRACKERS(command)))
+
+
+def _want_trackers(_context: click.Context, _parameter: click.Parameter, are_wanted: bool) -> None:
+    if are_wanted:
+        os.environ[trackers.VARIABLE] = "1"
+
+
+_TRACKERS = click.option(
+    "--trackers",
+    is_flag=True,
+    envvar=trackers.VARIABLE,
+    expose_value=False,
+    callback=_want_trackers,
+    help="Add seconds and bytes of each step to the run that the program has open in W&B, MLflow or TensorBoard.",
+)
 
 
 def choose(record_steps: str, record_ranks: str) -> None:
@@ -146,6 +161,32 @@ MAX_DISK_OPTION = click.option(
     f"[default: {disk_budget.size(disk_budget.MOST_BYTES)}, or 1/{disk_budget.FREE_SHARE} of what is free]",
 )
 
+
+ENDPOINT = "rltrace_exporters.otlp.endpoint"
+"""What knows URLs of collectors; found by name, as all exporters are."""
+
+
+def collector(url: str) -> dict[str, str]:
+    """Return the variables of a process that sends to a collector, whose URL is given or in the standard variables.
+
+    Raises:
+        ConfigError: it is no URL.
+        MissingExtraError: what sends is not installed.
+    """
+    plugins.load(f"{ENDPOINT}:require")()
+    variables: dict[str, str] = plugins.load(f"{ENDPOINT}:set_up")(url, os.environ)
+    return variables
+
+
+OTLP_OPTION = click.option(
+    "--otlp",
+    metavar="[URL]",
+    is_flag=False,
+    flag_value="",
+    callback=lambda context, option, url: None if url is None else collector(url),
+    help="Send steps and metrics to an OpenTelemetry collector while the run goes on; by default where the OTEL_ "
+    "variables say, such as OTEL_EXPORTER_OTLP_ENDPOINT.",
+)
 
 LIMITS_OPTION = click.option(
     "--no-limits",

@@ -28,7 +28,7 @@ UNTRACED = "untraced.jsonl"
 
 VERSIONED = (
     "rltrace-toolkit", "torch", "ray", "vllm", "sglang", "transformers", "peft", "deepspeed", "verl", "trl", "openrlhf",
-    "areal", "skyrl", "msgspec",
+    "areal", "skyrl", "opentelemetry-api", "opentelemetry-sdk", "msgspec",
 )  # fmt: skip
 """Packages whose versions a reader needs to understand a run."""
 
@@ -91,12 +91,20 @@ def to_json(value: Any, indent: int | None = None) -> str:
 def is_live(folder: Path) -> bool:
     """Return whether the run in `folder` goes on: its owner is alive, on this host, and has not ended its part."""
     try:
-        owner = json.loads(regular_file.read(folder / FILE))
-        ticks = started_ticks(int(owner["owner_pid"]))
-        if ticks is None or ticks != owner["owner_start_ticks"] or owner["host"] != host_name():
-            return False
-        return owner["owner"] is None or not _has_ended(folder / PROCESSES / str(owner["owner"]))
+        said = json.loads(regular_file.read(folder / FILE))
+        return does_owner_live(said) and (
+            said["owner"] is None or not _has_ended(folder / PROCESSES / str(said["owner"]))
+        )
     except own_failure(OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def does_owner_live(said: Mapping[str, Any]) -> bool:
+    """Return whether the process that owns a run, as its manifest says, is alive on this host."""
+    try:
+        ticks = started_ticks(int(said["owner_pid"]))
+        return ticks is not None and ticks == said["owner_start_ticks"] and said["host"] == host_name()
+    except own_failure(ValueError, KeyError, TypeError):
         return False
 
 

@@ -28,7 +28,7 @@ from rltrace.record import allocation_steps
 OF_GPUS = (allocation_owners, cuda_memory, cuda_time, sglang_allocations, vllm_allocations)
 """Modules whose instrumentations name hooks only where there is a driver."""
 
-ASKED = ("verl", "sglang", "trl")
+ASKED = ("verl", "sglang", "trl", "ray")
 """Packages that instrumentations ask, once they are imported, what they have."""
 
 
