@@ -19,7 +19,7 @@ from rltrace.events import Span
 from rltrace.hooks.patching import PatchSet
 from rltrace.instrument.opentelemetry import OpenTelemetry, OpenTelemetrySdk, said
 from rltrace.read.recording import Recording
-from rltrace.record import manifest, spans
+from rltrace.record import manifest, redaction, spans
 
 PROGRAM = ROOT / "tests" / "programs" / "opentelemetry_spans.py"
 MODES = ("sdk", "api")
@@ -78,7 +78,7 @@ def test_attributes_are_bounded_and_harmless(run):
     assert args["gen_ai.request.model"] == "qwen"
     assert args["http.response.status_code"] == 200
     assert args["gen_ai.prompt"] == "17 letters"
-    assert args["otel.api_key"] == manifest.REDACTED
+    assert args["otel.api_key"] == redaction.REDACTED
     assert (args["otel.step"], args["otel.phase"]) == (3, True)
     assert not {"step", "phase"} & args.keys()
     assert args["kind"] == "server"
