@@ -280,9 +280,9 @@ def not_applicable(device_type: str, ranks: int, *, draws: bool = False) -> dict
 REWARD_MODELS = ("ForSequenceClassification", "Reward")
 """A class of models that score has one of these in its name."""
 
-CALLS_BY_CHOICE = ("model.", "dist.", "ddp.")
-"""Beginnings of the names of calls into libraries, which a program makes or does without: nobody misses those that it
-never makes."""
+CALLS_BY_CHOICE = ("model.", "dist.", "ddp.", "actor.offload", "actor.onload", "engine.end")
+"""Beginnings of the names of calls, most of them into libraries, that a program makes or does without: nobody misses
+those that it never makes."""
 
 UNATTRIBUTED = "unattributed"
 """The owner of what nobody has named."""

@@ -164,7 +164,7 @@ def show(key: str, points: list[Point], picture: Path | None, *, as_json: bool) 
     if as_json:
         print(msgspec.json.encode({"key": key, "points": points}).decode())
     else:
-        Console(width=max(120, Console().width)).print(table(key, points))
+        Console(width=max(150, Console().width)).print(table(key, points))
     if picture is not None:
         from rltrace_reference.sweep_picture import draw
 

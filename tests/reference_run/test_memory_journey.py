@@ -13,7 +13,7 @@ from rltrace_reference.run_figures import Figures
 LAPTOP = Path(__file__).parents[2] / "examples" / "memory_journey" / "laptop.yaml"
 MIB = 1 << 20
 
-pytestmark = pytest.mark.run
+pytestmark = [pytest.mark.run, pytest.mark.timeout(600)]  # four runs in the setup of the first test
 
 
 def journey(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
