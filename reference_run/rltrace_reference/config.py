@@ -177,6 +177,9 @@ class Config(Section, frozen=True):
     ray_address: str | None = None
     """`host:port` of a Ray cluster for the ranks, which fill one node before the next; by default RAY_ADDRESS, else a
     private Ray on this machine."""
+    otlp: str | bool = False
+    """URL of an OpenTelemetry collector that the run is sent to while it goes on; `true`: where the OTEL_ variables
+    say."""
     memory_limit_megabytes: PositiveFloat | None = None
     """On a CPU: how many MiB worker and engine of a rank may hold together, beyond what they held before their models
     existed. What goes beyond it fails, as on a GPU that is full. By default there is no limit."""
