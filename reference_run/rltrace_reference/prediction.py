@@ -26,22 +26,16 @@ class Prediction(msgspec.Struct, frozen=True):
     """What was said beforehand."""
 
     phase: str | None
-    """The first phase that has no room; None if all have."""
+    """The phase that has no room, of several the one that plan finds fullest; None if all have."""
     reason: str
     """Why the run cannot fit; empty if it may."""
-
-
-class _PlannedPhase(msgspec.Struct, frozen=True):
-    phase: str
-    least_bytes: int
 
 
 class _Plan(msgspec.Struct, frozen=True):
     """What is read of `rltrace plan --json`."""
 
     verdict: str
-    card_bytes: int
-    phases: list[_PlannedPhase]
+    peak_phase: str
 
 
 def foretell(file: Path, config: Config, limit_bytes: int) -> Prediction:
@@ -56,8 +50,8 @@ def foretell(file: Path, config: Config, limit_bytes: int) -> Prediction:
     if plan is None:
         phase = first_without_room(predict(config, limit_bytes), limit_bytes)
         return Prediction(phase, "" if phase is None else f"no room in {phase}")
-    full = (planned.phase for planned in plan.phases if planned.least_bytes > plan.card_bytes)
-    return Prediction(next(full, None), f"plan: {plan.verdict}" if plan.verdict in NO_ROOM else "")
+    fails = plan.verdict in NO_ROOM
+    return Prediction(plan.peak_phase if fails else None, f"plan: {plan.verdict}" if fails else "")
 
 
 def _planned(file: Path, card_bytes: int) -> _Plan | None:
