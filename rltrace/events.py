@@ -298,9 +298,9 @@ REWARD_MODELS = ("ForSequenceClassification", "Reward")
 OPENTELEMETRY = "otel."
 """Prefix of a span that the program made through the OpenTelemetry API: `otel.llm_request` is its `llm_request`."""
 
-CALLS_BY_CHOICE = ("model.", "dist.", "ddp.", OPENTELEMETRY)
-"""Beginnings of the names of calls into libraries, which a program makes or does without: nobody misses those that it
-never makes."""
+CALLS_BY_CHOICE = ("model.", "dist.", "ddp.", "actor.offload", "actor.onload", "engine.end", OPENTELEMETRY)
+"""Beginnings of the names of calls, most of them into libraries, that a program makes or does without: nobody misses
+those that it never makes."""
 
 UNATTRIBUTED = "unattributed"
 """The owner of what nobody has named."""
