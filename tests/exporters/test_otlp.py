@@ -12,10 +12,11 @@ import grpc
 import pytest
 from otlp_server import Collector, Point, Received, grpc_collector, http_collector
 from recordings import Written, span
-from rltrace_exporters.otlp.calls import MOST_ALIKE
+from rltrace_exporters.otlp.calls import MOST_ALIKE, Call, Tree
 from rltrace_exporters.otlp.endpoint import set_up, shown
 from rltrace_exporters.otlp.exporter import Otlp
 
+import rltrace
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.selected import selected
 from rltrace.errors import ConfigError, OutputError
@@ -397,3 +398,27 @@ def test_urls() -> None:
     with pytest.raises(ConfigError, match="not a URL"):
         set_up("train.py", {})
     assert shown("https://u:secret@h:1/p?api-key=secret") == "https://h:1/p"
+
+
+def test_a_million_calls_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of calls that nothing encloses for long, the older ones become a sum at once; the step counts all of them."""
+    monkeypatch.setattr("rltrace_exporters.otlp.calls.MOST_IN_A_ROW", 64)
+    folder = tmp_path / "run"
+    rltrace.start(folder, role="driver")
+    with rltrace.span(STEP, step=0):
+        for number in range(1_000):
+            with rltrace.span("work"):
+                pass
+            if number == 500:
+                with rltrace.phase("reward"):
+                    pass
+    rltrace.stop()
+    found = sent(Recording.open(folder))
+    (step,) = found.named(STEP)
+    assert step.attributes["rltrace.inside.work.count"] == 1_000
+    assert [one.parent_id for one in found.named("reward")] == [step.span_id]
+    tree = Tree("main-1-0")
+    for number in range(1_000):
+        tree.add(Call("main-1-0", Span("work", 7, 0, 10 * number, 10 * number + 5, {}), 10 * number + 5, 0))
+    assert len(held := tree.take(0, 20_000)) <= 64
+    assert sum(count for call in held for count, _ in call.totals.values()) + len(held) - 1 == 1_000

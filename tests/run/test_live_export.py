@@ -151,7 +151,8 @@ def test_secrets_are_kept(live: Run) -> None:
 
 
 def test_a_collector_that_dies_and_comes_back_slow(tmp_path: Path) -> None:
-    """It is killed after the first step and comes back for the last ones, slowly: every step arrives, each once."""
+    """It is killed after the first step and comes back for the last ones, slowly: everything arrives. What
+    it took and did not say so in time comes again, the same."""
     collector = Collector()
     with grpc_collector(collector):
         url = collector.url
@@ -162,11 +163,12 @@ def test_a_collector_that_dies_and_comes_back_slow(tmp_path: Path) -> None:
     collector.delay_s = 0.3
     with grpc_collector(collector, int(url.rpartition(":")[2])):
         _, err = process.communicate()
-    assert step_numbers(collector) == [0, 1, 2, 3, 4, 5]
-    assert Counter(one.span_id for one in collector.spans).most_common(1)[0][1] == 1
+    assert sorted(set(step_numbers(collector))) == [0, 1, 2, 3, 4, 5]
     assert "spans of 6 steps were sent" in err and "were not" not in err
     recording = Recording.open(tmp_path / "run")
-    assert len(collector.spans) == 1 + sum(1 for _ in recorded(recording))
+    arrived = {one.span_id: one for one in collector.spans}
+    assert len(arrived) == 1 + sum(1 for _ in recorded(recording))
+    assert all(arrived[one.span_id] == one for one in collector.spans)
 
 
 def test_a_collector_that_refuses(tmp_path: Path) -> None:

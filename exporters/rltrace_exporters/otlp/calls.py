@@ -34,7 +34,14 @@ MOST_ALIKE = 16
 MOST_LOOSE = 2_000
 """How many calls of one name, nested in nothing, a process holds until their step is over."""
 
-TOTALS_ONLY = frozenset({MEMORY_EDGE, COLLECTION})
+MOST_IN_A_ROW = 4_000
+"""How many calls a thread or task holds that nothing encloses yet. Of more, the older half of those that are plain
+becomes one sum."""
+
+SUM = ""
+"""Name of what stands for many calls and was none itself."""
+
+TOTALS_ONLY = frozenset({MEMORY_EDGE, COLLECTION, SUM})
 """Names that are never sent: what measuring costs, and garbage collection, which is everywhere."""
 
 REQUESTS = (AGENT_REQUEST, SERVER_REQUEST, REQUEST)
@@ -125,7 +132,8 @@ class Call:
     def fold(self, call: Call) -> None:
         """Count a call in the totals, in place of sending it, and take over what it encloses."""
         call.into = self
-        _add(self.totals, call.name, 1, call.end_ns - call.start_ns)
+        if call.name != SUM:
+            _add(self.totals, call.name, 1, call.end_ns - call.start_ns)
         for name, (count, taken_ns) in call.totals.items():
             _add(self.totals, name, count, taken_ns)
         self.flows_out += call.flows_out
@@ -230,6 +238,8 @@ class Tree:
             self.steps.append(call)  # whatever encloses it, such as one call that runs all steps
         else:
             row.append(call)
+            if len(row) > MOST_IN_A_ROW:
+                self._rows[call.thread, call.task, call.lane] = _shortened(row)
 
     def take(self, begin_ns: int, end_ns: int) -> list[Call]:
         """Take the outermost calls that began in `[begin_ns, end_ns)`, in the order in which they began.
@@ -282,6 +292,25 @@ class Tree:
             _add(self.left_over, call.name, 1, call.end_ns - call.start_ns)
         else:
             self._loose.append(call)
+
+
+def _shortened(row: list[Call]) -> list[Call]:
+    """Return a row with one sum in place of the plain calls in its older half."""
+    half = len(row) // 2
+    kept = [call for call in row[:half] if call.is_special or call.inside or call.flows_in or call.flows_out]
+    dropped = {id(call) for call in kept}
+    plain = [call for call in row[:half] if id(call) not in dropped]
+    if not plain:
+        return row
+    whole, *others = plain
+    if whole.name != SUM:
+        whole = Call(whole.source, Span(SUM, whole.thread, whole.task, whole.key_ns, None, {}), whole.key_ns, 0)
+        whole.lane, whole.start_ns = plain[0].lane, plain[0].start_ns
+        others = plain
+    for call in others:
+        whole.end_ns = max(whole.end_ns, call.end_ns)
+        whole.fold(call)
+    return [whole, *kept, *row[half:]]
 
 
 def _released(calls: list[Call], end_ns: int) -> Iterator[Call]:

@@ -22,6 +22,9 @@ from rltrace_exporters.otlp.metrics import Measures, batches
 from rltrace_exporters.otlp.sending import Sender
 from rltrace_exporters.otlp.traces import Traces
 
+READING_SHARE = 0.7
+"""Share of the time after a run in which what is left may be read; the rest of it is for sending that."""
+
 
 class Delivery(NamedTuple):
     """What came of sending a run."""
@@ -40,9 +43,11 @@ class Delivery(NamedTuple):
         said = f"{self.address}: {self.spans:,} spans of {self.steps:,} steps were sent"
         if self.is_all:
             return said
-        left = f"{self.left_spans:,}" if self.is_read else f"more than {self.left_spans:,}"
+        left = (
+            f"{self.left_spans:,} were not" if self.is_read else "what came last was not, it could not be read in time"
+        )
         why = f": {self.reason}" if self.reason else ""
-        return f"{said}, {left} were not{why}; the Recording has all of them: `rltrace export RUN --to otlp` sends them"
+        return f"{said}, {left}{why}; the Recording has all of them: `rltrace export RUN --to otlp` sends them"
 
 
 class LiveOtlp:
@@ -97,12 +102,8 @@ class LiveOtlp:
     def finish(self, limit_s: float) -> Delivery:
         """Read and send the rest within a limit; return what was sent and what was not."""
         until = time.monotonic() + limit_s
-        while self._sender.is_full and time.monotonic() < until:
-            time.sleep(0.05)
-        is_read = not self._sender.is_full
+        is_read = self._read_rest(until - limit_s * (1 - READING_SHARE))
         if is_read:
-            for news in self._follower.poll():
-                self._take(news)
             for process in self._follower.processes:
                 self._traces.add_open(self._traces.sources[process.key], self._follower.open_spans(process.key))
             self._hand_over(list(self._traces.rest()))
@@ -118,6 +119,18 @@ class LiveOtlp:
             is_read,
             self._collector.reason,
         )
+
+    def _read_rest(self, until: float) -> bool:
+        """Read what is left until a time; return whether that was all."""
+        while self._sender.is_full:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        for news in self._follower.poll():
+            if time.monotonic() > until:
+                return False
+            self._take(news)
+        return True
 
     # ---- reading ----
 

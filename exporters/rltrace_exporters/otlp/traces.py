@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanContext
 from rltrace.events import STEP, Counter, Span
 from rltrace.read.recording import Process
 from rltrace_exporters.otlp import requests, steps
-from rltrace_exporters.otlp.calls import GENERATION, TOTALS_ONLY, Call, Totals, Tree
+from rltrace_exporters.otlp.calls import GENERATION, SUM, TOTALS_ONLY, Call, Totals, Tree
 from rltrace_exporters.otlp.identifiers import span_id, trace_id
 from rltrace_exporters.otlp.resources import Source
 from rltrace_exporters.otlp.spans import context, id_of, span_of, span_of_run
@@ -206,9 +206,11 @@ class Traces:
             tree = self._trees[source.key]
             calls = tree.take_special(min([before_ns, *(step.start_ns for step in tree.steps)]))
             if is_last:
-                plain = [call for call in tree.take(0, NEVER_NS) if call.name not in TOTALS_ONLY]
+                rest = tree.take(0, NEVER_NS)
+                plain = [call for call in rest if call.name not in TOTALS_ONLY]
                 kept = plain[:MOST_OUTSIDE]
-                self._left_out += len(plain) - len(kept)
+                summed = sum(count for call in rest if call.name == SUM for count, _ in call.totals.values())
+                self._left_out += len(plain) - len(kept) + summed
                 calls += kept
             for call in calls:
                 yield from self._spans(self.run.trace_id, call, self.run)
