@@ -35,8 +35,8 @@ MOST_LOOSE = 2_000
 """How many calls of one name, nested in nothing, a process holds until their step is over."""
 
 MOST_IN_A_ROW = 4_000
-"""How many calls a thread or task holds that nothing encloses yet. Of more, the older half of those that are plain
-becomes one sum."""
+"""How many calls a thread or task holds that nothing encloses yet. Of more, the older half of those whose names are too
+frequent to be sent becomes one sum."""
 
 SUM = ""
 """Name of what stands for many calls and was none itself."""
@@ -214,6 +214,7 @@ class Tree:
         self.left_over: Totals = {}
         """Loose calls that were too many to be kept."""
         self._rows: dict[tuple[int, int, int], list[Call]] = {}
+        self._limits: dict[tuple[int, int, int], int] = {}
         self._loose: list[Call] = []
         self._counts: dict[str, int] = {}
 
@@ -225,7 +226,8 @@ class Tree:
             else:
                 self._add_loose(call)
             return
-        row = self._rows.setdefault((call.thread, call.task, call.lane), [])
+        key = (call.thread, call.task, call.lane)
+        row = self._rows.setdefault(key, [])
         if row and row[-1].start_ns > call.end_ns:  # what still held when a part of a run begins comes late
             row.insert(bisect_left(row, call.start_ns, key=_start_ns), call)
             return
@@ -238,8 +240,9 @@ class Tree:
             self.steps.append(call)  # whatever encloses it, such as one call that runs all steps
         else:
             row.append(call)
-            if len(row) > MOST_IN_A_ROW:
-                self._rows[call.thread, call.task, call.lane] = _shortened(row)
+            if len(row) > self._limits.get(key, MOST_IN_A_ROW):
+                shorter = self._rows[key] = _shortened(row)
+                self._limits[key] = MOST_IN_A_ROW if 4 * len(shorter) <= 3 * MOST_IN_A_ROW else 2 * len(shorter)
 
     def take(self, begin_ns: int, end_ns: int) -> list[Call]:
         """Take the outermost calls that began in `[begin_ns, end_ns)`, in the order in which they began.
@@ -295,22 +298,23 @@ class Tree:
 
 
 def _shortened(row: list[Call]) -> list[Call]:
-    """Return a row with one sum in place of the plain calls in its older half."""
-    half = len(row) // 2
-    kept = [call for call in row[:half] if call.is_special or call.inside or call.flows_in or call.flows_out]
-    dropped = {id(call) for call in kept}
-    plain = [call for call in row[:half] if id(call) not in dropped]
-    if not plain:
+    """Return a row with one sum in place of the older half of what is too frequent in it, and is plain."""
+    frequent = _frequent(row)
+    older, newer = row[: len(row) // 2], row[len(row) // 2 :]
+    is_summed = [_kind(call) in frequent and not (call.inside or call.flows_in or call.flows_out) for call in older]
+    summed = [call for call, is_so in zip(older, is_summed, strict=True) if is_so]
+    if not summed:
         return row
-    whole, *others = plain
+    whole, first = summed[0], summed[0]
     if whole.name != SUM:
-        whole = Call(whole.source, Span(SUM, whole.thread, whole.task, whole.key_ns, None, {}), whole.key_ns, 0)
-        whole.lane, whole.start_ns = plain[0].lane, plain[0].start_ns
-        others = plain
-    for call in others:
-        whole.end_ns = max(whole.end_ns, call.end_ns)
+        whole = Call(first.source, Span(SUM, first.thread, first.task, first.key_ns, None, {}), first.key_ns, 0)
+        whole.lane, whole.start_ns = first.lane, first.start_ns
+        whole.fold(first)
+    for call in summed[1:]:
         whole.fold(call)
-    return [whole, *kept, *row[half:]]
+    whole.end_ns = max(call.end_ns for call in summed)
+    kept = [call for call, is_so in zip(older, is_summed, strict=True) if not is_so]
+    return sorted([whole, *kept], key=_start_ns) + newer
 
 
 def _released(calls: list[Call], end_ns: int) -> Iterator[Call]:
