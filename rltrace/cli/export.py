@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 import click
 
 from rltrace import plugins
+from rltrace.cli.completion import RUN_ARGUMENT
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import LIMITS_OPTION, open_run
 from rltrace.cli.selection import of_events
@@ -28,7 +29,7 @@ DEFAULT = "perfetto"
 """The format if neither a format nor a file is named."""
 
 
-EXTRAS = {"parquet": "sql", "memory": "pictures", "otlp": "otel"}
+EXTRAS = {"parquet": "sql", "memory": "pictures", "otlp": "otel", "prometheus": "metrics"}
 """The extras that bring the packages of formats."""
 
 
@@ -49,7 +50,7 @@ class Exporter(Protocol):
 
 
 @click.command()
-@click.argument("run", required=False)
+@RUN_ARGUMENT
 @click.option(
     "--to",
     "name",
@@ -80,9 +81,10 @@ def export(
 
     The format perfetto (.pftrace) is the timeline for ui.perfetto.dev. The format memory (.html, .svg, .png) is a
     picture of who holds every byte. The format parquet (.parquet) is a folder with a file for each table of
-    docs/sql.md. The format archive (.zip) is the Recording as one small file, which summary, view, diff and export
-    open. The format otlp is sent to an OpenTelemetry collector, whose URL is FILE, or what the OTEL_ variables say. RUN
-    is the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
+    docs/sql.md. The format prometheus (.prom) is what `rltrace view` serves at /metrics. The format archive (.zip) is
+    the Recording as one small file, which summary, view, diff and export open. The format otlp is sent to an
+    OpenTelemetry collector, whose URL is FILE, or what the OTEL_ variables say. RUN is the folder of a Recording or an
+    archive of it, by default the newest in ./rltrace-runs.
     """
     from rltrace.analysis.selected import selected
 

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rltrace.errors import RltraceError, RunError
 from rltrace.hooks.environment import traced_environment
@@ -217,10 +217,31 @@ def _start(command: Sequence[str], recording: Path, give_back: Callable[[], None
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
-        script = shutil.which(command[0]) or command[0]  # one without `#!`: as a shell runs it
-        process = subprocess.Popen(["/bin/sh", script, *command[1:]], env=environment, preexec_fn=give_back)  # noqa: PLW1509
+        in_shell = ["/bin/sh", _script(command), *command[1:]]
+        process = subprocess.Popen(in_shell, env=environment, preexec_fn=give_back)  # noqa: PLW1509
     process.returncode = 0  # we reap it ourselves, with all other children
     return process.pid
+
+
+def become(command: Sequence[str]) -> NoReturn:
+    """Run the command in place of this process, as it would run without us.
+
+    Raises:
+        RltraceError: it cannot be run.
+    """
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise _not_run(command, error) from None
+    os.execv("/bin/sh", ["/bin/sh", _script(command), *command[1:]])
+
+
+def _script(command: Sequence[str]) -> str:
+    """Return the path of a script without `#!`, which a shell runs."""
+    return shutil.which(command[0]) or command[0]
 
 
 def _not_run(command: Sequence[str], why: OSError) -> RltraceError:
@@ -340,7 +361,8 @@ class _Supervisor:
     def _collect_from_cluster(self) -> None:
         """Start the sidecar that collects, once the driver has said that it joined a cluster."""
         if self.collecting is None and (self.recording / cluster.FILE).exists():
-            chosen = os.environ.get(allocation_steps.VARIABLE, "") or os.environ.get(chosen_steps.STEPS_VARIABLE, "")
+            variables = allocation_steps.VARIABLE, allocation_steps.KERNELS_VARIABLE, chosen_steps.STEPS_VARIABLE
+            chosen = next(filter(None, (os.environ.get(name) for name in variables)), "")
             self.collecting = Sidecar("rltrace.run.cluster_sidecar", str(self.recording), chosen)
             self.exit_codes.pop(self.collecting.pid, None)  # of an earlier process
 
