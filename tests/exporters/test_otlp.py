@@ -324,6 +324,17 @@ def test_frequent_calls_become_totals(tmp_path: Path) -> None:
     assert reward.attributes["rltrace.inside.many.seconds"] == pytest.approx((MOST_ALIKE + 1) * 0.005)
 
 
+def test_spans_that_the_program_made_itself(tmp_path: Path) -> None:
+    """A span of OpenTelemetry's API keeps its attributes' names, and is linked with the program's."""
+    ids = {"trace_id": "0" * 31 + "a", "span_id": "0" * 15 + "b"}
+    said = {"gen_ai.request.model": "m", "otel.plain": 1, **ids}
+    call = span("otel.llm_request", 1, 2, **said)
+    found = sent(Written(tmp_path / "run").process("main-1-0", call, ended_s=6).read())
+    (one,) = found.named("otel.llm_request")
+    assert (one.attributes["gen_ai.request.model"], one.attributes["plain"]) == ("m", 1)
+    assert one.links == [(ids["trace_id"], ids["span_id"])]
+
+
 def test_a_recording_without_steps(tmp_path: Path) -> None:
     """It is one trace, whose root is the run; the first thousand of a process's calls are in it, the others counted."""
     calls = [span("work", 1 + n / 1000, 1.0005 + n / 1000) for n in range(1100)]

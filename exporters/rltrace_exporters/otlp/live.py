@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from opentelemetry.sdk.trace import ReadableSpan
 
@@ -149,7 +149,7 @@ class LiveOtlp:
         """Return what to add to a process's times to get nanoseconds since 1970."""
         domain = process.time_domain
         if domain not in self._offsets:
-            self._offsets[domain] = TimeLine(cast(Recording, _Known(self._follower))).offset_ns(process)
+            self._offsets[domain] = TimeLine(_Known(self._follower)).offset_ns(process)
         return self._offsets[domain]
 
     def _now_ns(self) -> int:

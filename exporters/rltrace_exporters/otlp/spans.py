@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from rltrace.events import OUT_OF_MEMORY, STEP
+from rltrace.events import OPENTELEMETRY, OUT_OF_MEMORY, STEP
 from rltrace_exporters.otlp import generation
 from rltrace_exporters.otlp.calls import Call, Totals
 from rltrace_exporters.otlp.identifiers import span_id
@@ -90,7 +90,8 @@ def span_of_run(
 
 
 def _attributes(call: Call) -> dict[str, Any]:
-    said = {f"rltrace.{key}": value_of(value) for key, value in call.args.items() if key not in _ERROR_ARGUMENTS}
+    own = _of_the_program if call.name.startswith(OPENTELEMETRY) else _ours
+    said = {own(key): value_of(value) for key, value in call.args.items() if key not in _ERROR_ARGUMENTS}
     said["rltrace.name"] = _text(call.name)
     said["thread.id"] = call.thread
     said |= totals_of(call.totals)
@@ -99,6 +100,29 @@ def _attributes(call: Call) -> dict[str, Any]:
     if call.was_open:
         said["rltrace.open"] = True
     return said
+
+
+def _ours(key: str) -> str:
+    return f"rltrace.{key}"
+
+
+def _of_the_program(key: str) -> str:
+    """Return the key that a program gave to an attribute of a span which it made through OpenTelemetry's API."""
+    if key.startswith(OPENTELEMETRY):
+        return key.removeprefix(OPENTELEMETRY)
+    return key if "." in key else _ours(key)
+
+
+def made_as(call: Call) -> SpanContext | None:
+    """Return what identifies the span that a call is recorded from, if the program made it through OpenTelemetry's API;
+    the program may send it too."""
+    if not call.name.startswith(OPENTELEMETRY):
+        return None
+    try:
+        trace, span = int(str(call.args["trace_id"]), 16), int(str(call.args["span_id"]), 16)
+    except (KeyError, ValueError):
+        return None
+    return context(trace, span) if 0 < trace < 1 << 128 and 0 < span < 1 << 64 else None
 
 
 def totals_of(totals: Totals) -> dict[str, Any]:

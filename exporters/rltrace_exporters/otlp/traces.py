@@ -19,7 +19,7 @@ from rltrace_exporters.otlp import requests, steps
 from rltrace_exporters.otlp.calls import GENERATION, SUM, TOTALS_ONLY, Call, Totals, Tree
 from rltrace_exporters.otlp.identifiers import span_id, trace_id
 from rltrace_exporters.otlp.resources import Source
-from rltrace_exporters.otlp.spans import context, id_of, span_of, span_of_run
+from rltrace_exporters.otlp.spans import context, id_of, made_as, span_of, span_of_run
 
 NEVER_NS = 1 << 62
 """Behind all times."""
@@ -233,6 +233,9 @@ class Traces:
             links = [link for link in self._links(call, own) if parent is None or link.span_id != parent.span_id]
             if call is top and not is_outside:
                 links.append(run)
+            original = made_as(call)
+            if original is not None:
+                links.append(original)
             yield span_of(call, own, parent, links, self.sources[call.source])
 
     def _remember(self, key: str, sender: SpanContext) -> None:
