@@ -13,14 +13,17 @@ from typing import NamedTuple
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from otlp_server import Collector, Received, grpc_collector, http_collector
 from recordings import Written, span
 from rltrace_exporters.otlp.exporter import Otlp
 from rltrace_exporters.otlp.live import LiveOtlp
 from traced_runs import traced_environment
 
+from rltrace.cli import main
 from rltrace.events import COLLECTION, STEP, Span
 from rltrace.read.recording import Recording
+from rltrace.run.supervisor import Outcome
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "two_processes.py"
 STEPS, CALLS, CALL_SECONDS = 2, 10_000, 0.9
@@ -196,3 +199,26 @@ def test_beside_a_program_that_records_itself(tmp_path: Path) -> None:
     assert step_numbers(collector) == [0, 1]
     assert err.splitlines()[0] == f"rltrace: sending {folder} to {collector.url} (http/protobuf)"
     assert "spans of 2 steps were sent" in err.splitlines()[1]
+
+
+def test_the_reference_runs_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`otlp:` is a URL, or true for the variables; what it says is given to the process beside the run alone, and the
+    Recording has no password of it."""
+    given: list[dict[str, str] | None] = []
+
+    def supervise(*_: object, otlp: dict[str, str] | None, **__: object) -> Outcome:
+        given.append(otlp)
+        return Outcome(0)
+
+    monkeypatch.setattr("rltrace.run.supervisor.supervise", supervise)
+    for number, said in enumerate((f"http://user:{SECRET}@host:4317", True, False, "nonsense")):
+        config = tmp_path / f"{number}.yaml"
+        config.write_text(f"otlp: {str(said).lower()}\n")
+        done = CliRunner().invoke(main, ["run", "--out", str(tmp_path / str(number)), str(config)])
+        assert done.exit_code == 0 or said == "nonsense", done.output
+    assert done.exit_code == 2 and "nonsense: not a URL" in done.output
+    url, from_variables, none = given
+    assert url is not None and url["OTEL_EXPORTER_OTLP_ENDPOINT"].startswith("http://user:")
+    assert url["OTEL_EXPORTER_OTLP_PROTOCOL"] == "grpc"
+    assert (from_variables, none) == ({}, None)
+    assert SECRET not in (tmp_path / "0" / "manifest.json").read_text()
