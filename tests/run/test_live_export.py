@@ -222,3 +222,23 @@ def test_the_reference_runs_configuration(tmp_path: Path, monkeypatch: pytest.Mo
     assert url["OTEL_EXPORTER_OTLP_PROTOCOL"] == "grpc"
     assert (from_variables, none) == ({}, None)
     assert SECRET not in (tmp_path / "0" / "manifest.json").read_text()
+
+
+def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the collector takes nothing, a bounded number of spans is put together; the rest is, once it takes them."""
+    monkeypatch.setattr("rltrace_exporters.otlp.sending.MOST_WAITING", 500)
+    records = []
+    for step in range(6):
+        records.append(span(STEP, 10 * step, 10 * step + 9, step=step))
+        records += [span(f"call.{number}", 10 * step + 1, 10 * step + 2) for number in range(300)]
+    written = Written(tmp_path / "run").process("driver-1-0", *records, role="driver", ended_s=60)
+    with http_collector(Collector()) as collector:
+        collector.refusal = (400, grpc.StatusCode.INVALID_ARGUMENT)
+        export = LiveOtlp(written.read(), collector.url)
+        for _ in range(5):
+            export.poll()
+        assert 500 <= export.waiting_spans <= 500 + 512
+        collector.refusal = None
+        delivery = export.finish(10)
+    assert delivery.is_all and delivery.spans == 6 * 301 + 1
+    assert step_numbers(collector) == [0, 1, 2, 3, 4, 5]
