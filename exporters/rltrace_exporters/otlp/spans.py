@@ -29,10 +29,18 @@ def context(trace: int, span: int) -> SpanContext:
     return SpanContext(trace, span, is_remote=False, trace_flags=_SAMPLED)
 
 
-def id_of(call: Call, run_id: str) -> int:
-    """Return a call's span id. Calls of a thread begin at different times, unless they were recorded afterwards."""
-    end_ns = call.end_ns - call.start_ns if call.lane is None and not call.was_open else 0
-    return span_id(run_id, call.source, call.thread, call.task, call.key_ns, end_ns, call.name)
+def id_of(call: Call, run_id: str, twin: int = 0) -> int:
+    """Return a call's span id.
+
+    Args:
+        call: The call.
+        run_id: The run's id.
+        twin: How many calls there are before it that say the same in everything that an id is made of, as those of a
+            damaged Recording may.
+    """
+    length_ns = 0 if call.was_open else call.end_ns - call.start_ns
+    where = (call.source, call.thread, call.task, call.key_ns, length_ns, call.name)
+    return span_id(run_id, *where, *([twin] if twin else []))
 
 
 def span_of(
@@ -91,7 +99,7 @@ def span_of_run(
 
 def _attributes(call: Call) -> dict[str, Any]:
     own = _of_the_program if call.name.startswith(OPENTELEMETRY) else _ours
-    said = {own(key): value_of(value) for key, value in call.args.items() if key not in _ERROR_ARGUMENTS}
+    said = {_text(own(key)): value_of(value) for key, value in call.args.items() if key not in _ERROR_ARGUMENTS}
     said["rltrace.name"] = _text(call.name)
     said["thread.id"] = call.thread
     said |= totals_of(call.totals)

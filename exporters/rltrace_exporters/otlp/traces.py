@@ -6,7 +6,7 @@ below each other and become spans.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from opentelemetry.sdk.resources import Resource
@@ -47,7 +47,7 @@ class Traces:
         self._places: dict[str, int] = {}
         self._numbers: dict[tuple[str, int], int] = {}
         self._left_out = 0
-        self._sent: OrderedDict[str, SpanContext] = OrderedDict()
+        self._sent: collections.OrderedDict[str, SpanContext] = collections.OrderedDict()
 
     def process(self, process: Process, offset_ns: int) -> Source:
         """Return a process as it is known by now.
@@ -220,7 +220,7 @@ class Traces:
     def _spans(self, trace: int, top: Call, run: SpanContext) -> Iterator[ReadableSpan]:
         """Yield a call and all calls below it."""
         calls = list(top.walk())
-        contexts = {id(call): context(trace, id_of(call, self.run_id)) for call in calls}
+        contexts = {id(call): context(trace, number) for call, number in zip(calls, self._ids(calls), strict=True)}
         is_outside = trace == run.trace_id
         for call in calls:
             for key in call.flows_out:
@@ -237,6 +237,13 @@ class Traces:
             if original is not None:
                 links.append(original)
             yield span_of(call, own, parent, links, self.sources[call.source])
+
+    def _ids(self, calls: Iterable[Call]) -> Iterator[int]:
+        given: collections.Counter[int] = collections.Counter()
+        for call in calls:
+            number = id_of(call, self.run_id)
+            yield id_of(call, self.run_id, given[number]) if given[number] else number
+            given[number] += 1
 
     def _remember(self, key: str, sender: SpanContext) -> None:
         self._sent[key] = sender
