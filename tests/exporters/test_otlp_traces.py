@@ -81,3 +81,19 @@ def test_every_span_is_in_a_tree(seed: int) -> None:
                 assert above.parent.trace_id == above.context.trace_id
                 above = by_id[above.parent.trace_id, above.parent.span_id]
         assert encode_spans(spans).SerializeToString()
+
+
+def test_what_is_read_late_is_in_its_step() -> None:
+    """A span that a hook writes after its step was sent is below the phase that it lies in."""
+    traces = Traces("run", Resource({}))
+    source = traces.process(process("driver-1-0", "driver", None), 0)
+    traces.add(source, Span("reward", 1, 0, 20, 60, {"phase": True}))
+    traces.add(source, Span(STEP, 1, 0, 10, 90, {"step": 0}))
+    step, reward = traces.over(100)
+    traces.add(source, Span("host.work", 1, 1, 30, 40, {}, lane=None))
+    (late,) = traces.over(200)
+    assert (late.name, late.parent.span_id, late.context.trace_id) == (
+        "host.work",
+        reward.context.span_id,
+        step.context.trace_id,
+    )

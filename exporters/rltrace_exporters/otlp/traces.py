@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -27,8 +28,21 @@ NEVER_NS = 1 << 62
 MOST_OUTSIDE = 1_000
 """How many calls without a meaning of their own are sent of each process that are in no step."""
 
+MOST_SETTLED = 8
+"""How many steps that were given are remembered for what is recorded late of them: a span that a hook writes
+afterwards, with times of its own, may be read after its step was sent."""
+
 MOST_REMEMBERED = 20_000
 """How many arrows are remembered that left one step and may arrive in another."""
+
+
+class _Settled(NamedTuple):
+    """A step that was given."""
+
+    step: Call
+    trace: int
+    anchors: dict[object, steps.Anchors]
+    sources: list[Source]
 
 
 class Traces:
@@ -46,6 +60,7 @@ class Traces:
         self._owners: list[Source] = []
         self._places: dict[str, int] = {}
         self._numbers: dict[tuple[str, int], int] = {}
+        self._settled: collections.deque[_Settled] = collections.deque(maxlen=MOST_SETTLED)
         self._left_out = 0
         self._sent: collections.OrderedDict[str, SpanContext] = collections.OrderedDict()
 
@@ -85,6 +100,7 @@ class Traces:
         """Yield the spans of the steps that were over before a time, and of what is in no step until then."""
         if not self.steps_sent or not steps.are_of_run(self._owners):
             self._owners = steps.owners(self.sources.values())
+        yield from self._late()
         for owner in self._owners:
             tree = self._trees[owner.key]
             done = [step for step in tree.steps if step.end_ns < before_ns]
@@ -145,9 +161,22 @@ class Traces:
             left = self._trees[source.key].left_over
             _merge(step.totals, left)
             left.clear()
-        self._arrange(step, calls)
-        yield from self._spans(trace, step, self.run)
+        anchors = self._arrange(step, calls)
+        self._settled.append(_Settled(step, trace, anchors, sources))
+        yield from self._spans(trace, step, None)
         self.steps_sent += 1
+
+    def _late(self) -> Iterator[ReadableSpan]:
+        """Yield what belongs to steps that were given before it was read."""
+        for settled in self._settled:
+            step = settled.step
+            for source in settled.sources:
+                if source.has_steps and source.key != step.source:  # its steps are at other times
+                    continue
+                for call in self._trees[source.key].take(step.start_ns, step.end_ns):
+                    above = self._around(call, settled.anchors, step) or step
+                    parent = context(settled.trace, id_of(above.sent_as, self.run_id))
+                    yield from self._spans(settled.trace, call, parent)
 
     def _calls_in(self, source: Source, owner: Source, step: Call, number: int) -> list[Call]:
         """Take the calls of a process that are in a step: in its own of that number, where it has one."""
@@ -158,15 +187,14 @@ class Traces:
         tree.steps = [one for one in tree.steps if one not in own]
         return own + [call for one in own for call in tree.take(one.start_ns, one.end_ns)]
 
-    def _arrange(self, step: Call, calls: Sequence[Call]) -> None:
-        """Put the outermost calls of all processes below the step."""
+    def _arrange(self, step: Call, calls: Sequence[Call]) -> dict[object, steps.Anchors]:
+        """Put the outermost calls of all processes below the step, and return its phases."""
         everything = [call for top in (step, *calls) for call in top.walk()]
         anchors = _by_place([call for call in everything if call.is_anchor and call is not step], self.sources)
         senders = requests.Senders(everything)
-        own = anchors.get(step.source)
         touched = {id(step): step}
         for call in _bare(calls):
-            above = None if call.name == STEP else self._above(call, senders, anchors, own)
+            above = None if call.name == STEP else self._above(call, senders, anchors, step)
             above = step if above is None or above.is_below(call) else above
             above.adopt(call)
             touched[id(above)] = above
@@ -174,16 +202,18 @@ class Traces:
         for above in touched.values():
             if above.is_anchor:
                 above.fold_frequent()
+        return anchors
 
     def _above(
-        self, call: Call, senders: requests.Senders, anchors: dict[object, steps.Anchors], own: steps.Anchors | None
+        self, call: Call, senders: requests.Senders, anchors: dict[object, steps.Anchors], step: Call
     ) -> Call | None:
-        """Return what a call without anything around it belongs to."""
-        sender = senders.of(call)
-        if sender is not None:
-            return sender
+        """Return what a call without anything around it belongs to; None for the step."""
+        return senders.of(call) or self._around(call, anchors, step)
+
+    def _around(self, call: Call, anchors: dict[object, steps.Anchors], step: Call) -> Call | None:
+        """Return the phase that was open when a call began: of its process, its rank, or the process of the step."""
         rank = self.sources[call.source].rank
-        places = (anchors.get(call.source), None if rank is None else anchors.get(rank), own)
+        places = (anchors.get(call.source), None if rank is None else anchors.get(rank), anchors.get(step.source))
         return next((found for at in places if at is not None and (found := at.around(call)) is not None), None)
 
     def _choose_requests(self, step: Call, everything: Iterable[Call]) -> None:
@@ -217,22 +247,27 @@ class Traces:
 
     # ---- spans ----
 
-    def _spans(self, trace: int, top: Call, run: SpanContext) -> Iterator[ReadableSpan]:
-        """Yield a call and all calls below it."""
+    def _spans(self, trace: int, top: Call, above: SpanContext | None) -> Iterator[ReadableSpan]:
+        """Yield a call and all calls below it.
+
+        Args:
+            trace: The trace that they are in.
+            top: The call.
+            above: The span that it is below; None for the root of a step, which is linked with the run.
+        """
         calls = list(top.walk())
         contexts = {id(call): context(trace, number) for call, number in zip(calls, self._ids(calls), strict=True)}
-        is_outside = trace == run.trace_id
         for call in calls:
             for key in call.flows_out:
                 self._remember(key, contexts[id(call)])
         for call in calls:
             own = contexts[id(call)]
             parent = contexts.get(id(call.parent)) if call.parent is not None else None
-            if call is top and is_outside:
-                parent = run
+            if call is top:
+                parent = above
             links = [link for link in self._links(call, own) if parent is None or link.span_id != parent.span_id]
-            if call is top and not is_outside:
-                links.append(run)
+            if parent is None:
+                links.append(self.run)
             original = made_as(call)
             if original is not None:
                 links.append(original)
