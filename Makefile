@@ -85,6 +85,7 @@ docs: $(VENV)/dev.done  ## Build the documentation in site/, and check its links
 .PHONY: bench
 bench: $(VENV)/dev.done native  ## Measure what recording, exporting and reading cost, beside the peers
 	$(BIN)/python tests/bench/hot_path.py
+	$(BIN)/python tests/bench/opentelemetry_spans.py
 	$(BIN)/python tests/bench/export.py --require 1000000
 	$(BIN)/python tests/bench/summary.py
 	$(BIN)/python tests/bench/trackers.py

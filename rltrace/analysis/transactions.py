@@ -50,6 +50,10 @@ GROWTH_SLEEPS = 8
 """What grew after each of so many sleeps, and by `SMALL_BYTES` over all of them, is a leak too, a cache's growth
 included: noise goes up and down, and a cache that fills is full by then."""
 
+STEADY_SHARE = 0.1
+"""Growth over `GROWTH_SLEEPS` is steady if each sleep brought at least this share of the mean. Less is noise around
+what grew once or now and then, as a cache does that meets its last new shapes."""
+
 
 class Transaction(msgspec.Struct, frozen=True, kw_only=True):
     """One sleep or wake-up of a rank's engine."""
@@ -396,7 +400,8 @@ def _sleeps_grown(growth: NDArray[np.float64], *, is_cache: bool) -> int:
     if not is_cache and (growth[-LEAK_SLEEPS:] >= SMALL_BYTES).all():
         return LEAK_SLEEPS
     last = growth[-GROWTH_SLEEPS:]
-    return GROWTH_SLEEPS if len(last) == GROWTH_SLEEPS and (last > 0).all() and last.sum() >= SMALL_BYTES else 0
+    is_steady = len(last) == GROWTH_SLEEPS and bool((last > STEADY_SHARE * max(0.0, last.mean())).all())
+    return GROWTH_SLEEPS if is_steady and last.sum() >= SMALL_BYTES else 0
 
 
 # ---- spans ------------------------------------------------------------------------------------------------------

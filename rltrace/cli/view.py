@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from rltrace import plugins
+from rltrace.cli.completion import RUN_ARGUMENT
 from rltrace.cli.echo import echo
 from rltrace.cli.export import load_exporter, what_opens, write_whole
 from rltrace.cli.runs import LIMITS_OPTION, open_run
@@ -21,7 +22,7 @@ from rltrace.read.selection import ALL, Numbers, Seconds, Selection
 
 
 @click.command()
-@click.argument("run", required=False)
+@RUN_ARGUMENT
 @click.option("--no-open", is_flag=True, help="Print the address and open no browser.")
 @click.option("--online", is_flag=True, help="Use the public UI at ui.perfetto.dev; the trace stays in your browser.")
 @click.option("--port", type=int, default=0, show_default="any that is free", help="Port to listen on.")

@@ -17,25 +17,31 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from rltrace.events import MARKED_SINCE, Counter, Span
+import msgpack
+import numpy as np
+
+from rltrace.events import AUTOMATIC, MARKED_SINCE, Counter, Span
 from rltrace.host import clock, regular_file
 from rltrace.host.clock import Domain
 from rltrace.read import alignment, engines, gate, order, removed, unmarked
+from rltrace.read.columns import Columns, Growing, from_events
+from rltrace.read.native import UnsoundError
 from rltrace.read.recording import Event, EventReader, Process, Recording, Segment
-from rltrace.read.records import records, whole_bytes
+from rltrace.read.records import last_record, records, whole_bytes
 from rltrace.record import clock_readings, manifest
 from rltrace.record.checksum import Sum
 from rltrace.record.manifest import LINES
 from rltrace.record.process import COUNTS, LOST
 
-NEWS_EVENTS = 1 << 15
-"""About so many spans and samples are given at a time, so that old segments do not fill the memory."""
+NEWS_BYTES = 4 << 20
+"""About so many bytes of segments are decoded at a time, so that old ones do not fill the memory."""
 
 MOST_EARLY = 10_000
 """How many ends wait for a beginning that has not been read yet; the oldest are given up as orphans."""
@@ -62,25 +68,58 @@ class Losses(NamedTuple):
     poll, and were not asked for, are among them."""
 
 
-class News(NamedTuple):
+class News:
     """What one process has written since it was last given."""
 
-    process: Process
-    """The process. Its `name`, `role`, `rank`, `device`, `end_ns` and so on are what it has said so far."""
-    is_new: bool
-    """Whether it is given for the first time."""
-    began: list[Span]
-    """Spans that began and are open now. When such a span ends, it is in `ended`, with the same thread, task and
-    `start_ns`. So a span that was short is in `ended` only."""
-    ended: list[Span]
-    """Spans that ended, in the order in which each thread ended them."""
-    samples: list[Counter]
-    """Samples, in the order in which each thread took them."""
-    losses: Losses
-    """What is missing of the process so far."""
-    is_aligned: bool
-    """Whether the times are on the run's clock. If not, they are those of the process's own clock, and compare with
-    others only by `Process.unix_offset_ns`. Readings of the clocks may come later."""
+    def __init__(
+        self,
+        process: Process,
+        found: Columns | Sequence[Event],
+        began: list[Span],
+        losses: Losses,
+        *,
+        is_new: bool,
+        is_aligned: bool,
+    ) -> None:
+        self.process = process
+        """The process. Its `name`, `role`, `rank`, `device`, `end_ns` and so on are what it has said so far."""
+        self._found = found
+        self.began = began
+        """Spans that began and are open now, without their arrows. When such a span ends, it is in `ended`, with the
+        same thread, task and `start_ns`. So a span that was short is in `ended` only."""
+        self.losses = losses
+        """What is missing of the process so far."""
+        self.is_new = is_new
+        """Whether it is given for the first time."""
+        self.is_aligned = is_aligned
+        """Whether the times are on the run's clock. If not, they are those of the process's own clock, and compare with
+        others only by `Process.unix_offset_ns`. Readings of the clocks may come later."""
+
+    @cached_property
+    def ended(self) -> list[Span]:
+        """Spans that ended, in the order in which each thread ended them."""
+        if isinstance(self._found, Columns):
+            return [*self._found.spans(np.arange(len(self._found)))]
+        return [event for event in self._found if isinstance(event, Span)]
+
+    @cached_property
+    def samples(self) -> list[Counter]:
+        """Samples, in the order in which each thread took them."""
+        if isinstance(self._found, Columns):
+            return self._found.counters()
+        return [event for event in self._found if isinstance(event, Counter)]
+
+    @cached_property
+    def columns(self) -> Columns:
+        """Both as columns, which are much quicker where somebody wants only some of them."""
+        return self._found if isinstance(self._found, Columns) else from_events(self._found)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing ended, and no sample was taken."""
+        if isinstance(self._found, Columns):
+            return not (len(self._found) or len(self._found.samples.name))
+        return not self._found
 
 
 class Follower:
@@ -112,6 +151,12 @@ class Follower:
     def processes(self) -> list[Process]:
         """The processes that were given so far."""
         return [one.process for one in self._followed.values() if one.is_given]
+
+    @property
+    def time_domain(self) -> Domain | None:
+        """The clock domain of the run, as `Recording.time_domain`, of the processes that were given so far."""
+        domains = [process.time_domain for process in self.processes]
+        return self._domain if self._domain in domains else next(iter(domains), None)
 
     def open_spans(self, key: str) -> list[Span]:
         """Return the spans that a process has open, by when they began: those of one thread and task contain each
@@ -204,7 +249,7 @@ class _Followed:
         self._own_domain = recording.own_domain
         self._newest_segments = newest_segments
         self._lines_bytes = 0
-        self._reader = EventReader(self.process, self.process.types)
+        self._events = _Events(self.process)
         self._tails: dict[str, _SegmentTail] = {}
         """Of each segment that may still grow, or has not been read to its end."""
         self._finished: set[str] = set()
@@ -243,28 +288,33 @@ class _Followed:
         is_last = self.process.end_ns is not None or self.process.gone_ns is not None
         self._find_segments()
         self._read_lost(count)
-        ended: list[Span] = []
-        samples: list[Counter] = []
+        parts: list[_Part] = []
         for name, tail in sorted(self._tails.items()):
             is_closed = is_last or self.process.seal(name) is not None
-            for event in self._appended(tail, count, is_closed=is_closed):
-                if isinstance(event, Counter):
-                    samples.append(event)
-                else:
-                    ended.append(event)
+            content = self._appended(tail, count, is_closed=is_closed)
+            if content:
+                parts.append(_Part(tail, content))
             if is_closed or tail.is_gone:
                 self._finish(name, tail, count)
-            if len(ended) + len(samples) >= NEWS_EVENTS:
-                yield self._news(ended, samples)
-                ended, samples = [], []
-        self._give_up_early_ends(0 if is_last else MOST_EARLY)
-        if is_last:
-            self.is_over = True
-            ended += self._cut_by_pauses()
-        news = self._news(ended, samples)
-        if news.is_new or news.began or ended or samples or is_last or news.losses != self._given_losses:
+            if sum(len(part.content) for part in parts) >= NEWS_BYTES:
+                yield self._news(self._decoded(parts, count))
+                parts = []
+        found = self._decoded(parts, count)
+        self._events.give_up_early_ends(0 if is_last else MOST_EARLY)
+        cut = [*self._cut_by_pauses()] if is_last else []
+        self.is_over = is_last
+        news = self._news(found)
+        news.ended.extend(cut)
+        if news.is_new or news.began or cut or not news.is_empty or is_last or news.losses != self._given_losses:
             self._given_losses = news.losses
             yield news
+
+    def _decoded(self, parts: Sequence[_Part], count: Callable[[int], None]) -> Columns | Sequence[Event]:
+        """Decode what was read; a typed span in it may have been declared only after its lines were read."""
+        if not parts:
+            return []
+        self.read_lines(count)
+        return self._events.decode(parts, self._bounds_ns())
 
     def _find_segments(self) -> None:
         changed_ns = _changed_ns(self.process.folder)
@@ -283,51 +333,37 @@ class _Followed:
         for name in new:
             self._tails[name] = _SegmentTail(self.process.folder / name)
 
-    def _appended(self, tail: _SegmentTail, count: Callable[[int], None], *, is_closed: bool) -> Iterator[Event]:
-        """Yield the events of what was appended to a segment."""
+    def _appended(self, tail: _SegmentTail, count: Callable[[int], None], *, is_closed: bool) -> bytes:
+        """Return what was appended to a segment, whole records."""
         try:
             part = regular_file.tail(tail.path, tail.at, self._limits)
             if tail.inode not in (None, part.inode):  # it was made brief
                 count(part.read_bytes)
                 part = regular_file.tail(tail.path, 0, self._limits)
                 count(part.read_bytes)
-                yield from self._of_brief(tail, part.content)
-                return
+                return self._of_brief(tail, part.content)
         except regular_file.RefusedError:
             self.process.torn += 1
             tail.is_gone = True
-            return
+            return b""
         except OSError:
             tail.is_gone = True
             self._missed_segments += 1
-            return
+            return b""
         count(part.read_bytes)
         tail.inode = part.inode
-        content = tail.take(part.content, is_closed=is_closed)
-        if content:
-            yield from self._events(content, tail)
+        return tail.take(part.content, is_closed=is_closed)
 
-    def _of_brief(self, tail: _SegmentTail, content: bytes) -> Iterator[Event]:
-        """Yield what a segment that was made brief has behind what was read before that."""
+    def _of_brief(self, tail: _SegmentTail, content: bytes) -> bytes:
+        """Return what a segment that was made brief has behind what was read before that."""
         tail.is_gone = True
         self._missed_segments += 1
-        new, last_ns = [], tail.last_ns
+        new = []
         for record in records(content, lambda _: False, lambda: None, may_grow=False):
             stamp = order.stamp_of(record)
-            if stamp is not None and stamp.at_ns > last_ns:
-                new.append(record)
-        yield from self._of_segment(Segment(content, *self._bounds_ns(), new), tail)
-
-    def _events(self, content: bytes, tail: _SegmentTail) -> Iterator[Event]:
-        yield from self._of_segment(Segment(content, *self._bounds_ns()), tail)
-
-    def _of_segment(self, segment: Segment, tail: _SegmentTail) -> Iterator[Event]:
-        mark, is_aligned = self.process.mark, self.process.alignment is not None
-        for event in self._reader.more(segment, tail.thread):
-            tail.last_ns = max(tail.last_ns, _end_of(event))
-            given = event if mark is None else mark(event)
-            yield self.process.aligned(given) if is_aligned else given
-        tail.thread = self._reader.thread
+            if stamp is not None and stamp.at_ns > tail.last_ns:
+                new.append(msgpack.packb(record, unicode_errors="surrogatepass"))
+        return b"".join(new)
 
     def _bounds_ns(self) -> tuple[int, int]:
         """From when to when a record can have been written, by the process's own clock."""
@@ -347,11 +383,10 @@ class _Followed:
     # ---- what is open, and what is lost ----
 
     def open_spans(self) -> list[Span]:
-        spans = [span for spans in self._reader.open.values() for span in spans]
-        return sorted(map(self._shown, spans), key=lambda span: span.start_ns)
+        return sorted(map(self._shown, self._events.open), key=lambda span: span.start_ns)
 
     def _shown(self, span: Span) -> Span:
-        """Return a span that is open as it is given: the reader's own stays on the process's clock."""
+        """Return a span that is open as it is given: the decoder's own stays on the process's clock."""
         shown = copy(span)
         if self.process.mark is not None:
             self.process.mark(shown)
@@ -361,23 +396,15 @@ class _Followed:
 
     def _cut_by_pauses(self) -> Iterator[Span]:
         """End the spans that a pause cut off where it began."""
-        for spans in [*self._reader.open.values()]:
-            for span in [*spans]:
-                paused_ns = self.process.paused_after_ns(span.start_ns)
-                if paused_ns is not None:
-                    spans.remove(span)
-                    shown = copy(span)
-                    shown.end_ns = paused_ns
-                    if self.process.alignment is not None:
-                        self.process.aligned(shown)
-                    yield shown
-
-    def _give_up_early_ends(self, most: int) -> None:
-        early = self._reader.early_ends
-        given_up = list(islice(early, max(0, len(early) - most)))
-        for start_ns in given_up:
-            del early[start_ns]
-        self.process.orphans += len(given_up)
+        for span in [*self._events.open]:
+            paused_ns = self.process.paused_after_ns(span.start_ns)
+            if paused_ns is not None:
+                self._events.open.remove(span)
+                shown = copy(span)
+                shown.end_ns = paused_ns
+                if self.process.alignment is not None:
+                    self.process.aligned(shown)
+                yield shown
 
     def _read_lost(self, count: Callable[[int], None]) -> None:
         """Read how many events the process could not write."""
@@ -400,13 +427,105 @@ class _Followed:
             self._missed_segments,
         )
 
-    def _news(self, ended: list[Span], samples: list[Counter]) -> News:
+    def _news(self, found: Columns | Sequence[Event]) -> News:
         is_new, self.is_given = not self.is_given, True
-        open_now = {(s.start_ns, s.thread, s.task): s for spans in self._reader.open.values() for s in spans}
+        open_now = {(span.start_ns, span.thread, span.task): span for span in self._events.open}
         began = [self._shown(span) for key, span in open_now.items() if key not in self._given_open]
         self._given_open = {*open_now}
         is_aligned = self._own_domain is None or self.process.time_domain == self._own_domain
-        return News(self.process, is_new, began, ended, samples, self._losses(), is_aligned)
+        return News(self.process, found, began, self._losses(), is_new=is_new, is_aligned=is_aligned)
+
+
+class _Part(NamedTuple):
+    """Whole records that were appended to a segment."""
+
+    tail: _SegmentTail
+    content: bytes
+
+
+class _Events:
+    """Decodes what a process appends: natively, or in Python once there is something that only Python can read."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.open: list[Span] = []
+        """What is open, on the process's own clock."""
+        self._reader: EventReader | None = None
+        self._growing: Growing | None = None
+        self._counted = (0, 0, 0)
+        """The losses of the native decoder that were counted."""
+        try:
+            self._growing = Growing(process)
+        except UnsoundError:
+            self._reader = EventReader(process, process.types)
+
+    def decode(self, parts: Sequence[_Part], life_ns: tuple[int, int]) -> Columns | Sequence[Event]:
+        """Return what has ended, and the samples."""
+        if self._growing is not None:
+            threads = [part.tail.thread for part in parts]
+            try:
+                return self._natively(self._growing, parts, life_ns)
+            except UnsoundError:
+                for part, thread in zip(parts, threads, strict=True):
+                    part.tail.thread = thread
+                self._go_on_in_python()
+        assert self._reader is not None
+        return self._in_python(self._reader, parts, life_ns)
+
+    def give_up_early_ends(self, most: int) -> None:
+        """Count ends whose beginning has not come as orphans, all but so many."""
+        if self._reader is not None:
+            early = self._reader.early_ends
+            given_up = list(islice(early, max(0, len(early) - most)))
+            for start_ns in given_up:
+                del early[start_ns]
+            self.process.orphans += len(given_up)
+        elif self._growing is not None and (not most or self._growing.is_full(most)):
+            self._make_anew(self._growing)
+
+    def _natively(self, growing: Growing, parts: Sequence[_Part], life_ns: tuple[int, int]) -> Columns:
+        growing.declare()
+        for tail, content in parts:
+            tail.thread = growing.add(content, life_ns, tail.thread)
+        ended = growing.ended()
+        self.open = growing.open()
+        self._count(growing)
+        return ended
+
+    def _count(self, growing: Growing) -> None:
+        torn, orphans, strays = (now - before for now, before in zip(growing.losses, self._counted, strict=True))
+        self.process.torn += torn
+        self.process.orphans += orphans
+        self.process.stray_flows += strays
+        self._counted = growing.losses
+
+    def _make_anew(self, growing: Growing) -> None:
+        """Forget all texts, keys of arrows and early ends; what is open stays so."""
+        growing.finish()
+        self._count(growing)
+        self._growing, self._counted = Growing(self.process), (0, 0, 0)
+        try:
+            for span in self.open:
+                mark = [AUTOMATIC] if span.is_automatic else []
+                record = [*mark, span.name, span.task, span.start_ns, span.args, True]
+                self._growing.add(msgpack.packb(record), (0, gate.MOST_NS), span.thread)
+        except (UnsoundError, ValueError, TypeError, OverflowError):  # such as text that is none
+            self._go_on_in_python()
+
+    def _go_on_in_python(self) -> None:
+        self._growing, self._reader = None, EventReader(self.process, self.process.types)
+        self._reader.resume(self.open)
+
+    def _in_python(self, reader: EventReader, parts: Sequence[_Part], life_ns: tuple[int, int]) -> Sequence[Event]:
+        mark, is_aligned = self.process.mark, self.process.alignment is not None
+        found: list[Event] = []
+        for tail, content in parts:
+            for event in reader.more(Segment(content, *life_ns), tail.thread):
+                given = event if mark is None else mark(event)
+                found.append(self.process.aligned(given) if is_aligned else given)
+            tail.thread = reader.thread
+        self.open = [span for spans in reader.open.values() for span in spans]
+        return found
 
 
 class _SegmentTail:
@@ -441,15 +560,11 @@ class _SegmentTail:
             whole = content.rfind(b"\xc3") + 1
         self._torn_at = self.at + whole if whole < len(content) else None
         taken = content[:whole]
+        stamp = order.stamp_of(last) if (last := last_record(taken)) is not None else None
+        self.last_ns = self.last_ns if stamp is None else stamp.at_ns
         self._crc32 = zlib.crc32(taken, self._crc32)
         self.at += whole
         return taken
-
-
-def _end_of(event: Event) -> int:
-    if isinstance(event, Counter):
-        return event.ts_ns
-    return event.start_ns if event.end_ns is None else event.end_ns
 
 
 def _listed(folder: Path, is_meant: Callable[[os.DirEntry[str]], bool]) -> dict[str, None]:

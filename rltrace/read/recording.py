@@ -380,6 +380,10 @@ class Process:
         """What it was to measure and could not, each with the reason."""
         self.allocations_begun: set[int] = set()
         """Chosen steps whose allocations it began to keep; those that it wrote have a span."""
+        self.kernels_begun: set[int] = set()
+        """Chosen steps whose kernels it began to record."""
+        self.kernels_written: set[int] = set()
+        """Those of them that it has written."""
         self.dropped_segments = 0
         self.dropped_bytes = 0
         self.threads: dict[int, str] = {}
@@ -477,6 +481,11 @@ class Process:
     def chosen_steps(self) -> list[int]:
         """Return the steps whose every allocation it was to keep."""
         return self.identity.get("chosen_steps") or []
+
+    @property
+    def kernel_steps(self) -> list[int]:
+        """Return the steps whose kernels it was to record."""
+        return self.identity.get("kernel_steps") or []
 
     @property
     def parent(self) -> str | None:
@@ -750,6 +759,8 @@ class Process:
             self.unavailable[line["what"]] = line["reason"]
         elif kind == "allocations":
             self.allocations_begun.add(line["step"])
+        elif kind == "kernels":
+            (self.kernels_written if line.get("is_written") else self.kernels_begun).add(line["step"])
         elif kind == "lost":
             self._drop(line)
         elif kind == "left":
@@ -914,6 +925,12 @@ class EventReader:
                 yield segment
         self.process.check_all_there(path.name for path in paths)
 
+    def resume(self, spans: Iterable[Span]) -> None:
+        """Go on where these spans are open, by when they began."""
+        for span in spans:
+            self.thread, self.first_ns = span.thread, 0
+            self._begin(span.name, span.task, span.start_ns, span.args, span.is_automatic)
+
     def more(self, segment: Segment, thread: int) -> Iterator[Event]:
         """Yield the events of a part of a segment, whole records, the first of which are of this thread."""
         self.thread, self.may_grow = thread, False
@@ -943,6 +960,7 @@ class EventReader:
                     key = (span.thread, span.task)
                     stack = stacks[key]
                     innermost = stack[-1] is span and (not crossings or key not in crossings)
+                    innermost = innermost and span.thread == self.thread
                     if innermost and end_ns.__class__ is int and first <= end_ns <= last_ns:
                         del open_spans[first]
                         if len(stack) == 1:
@@ -1091,6 +1109,7 @@ class EventReader:
             self._check(name, args)
         span = Span(name, self.thread, task, start_ns, None, args or {}, is_automatic=is_automatic)
         if self.early_ends and start_ns in self.early_ends:
+            span.lane = None
             return self._ended(span, *self.early_ends.pop(start_ns))
         self.open.setdefault(start_ns, []).append(span)
         self.stacks.setdefault((self.thread, task), []).append(span)
@@ -1147,6 +1166,8 @@ class EventReader:
             span = next((s for s in spans if s.thread == self.thread), span)
             _remove(spans, span)
         self._leave(span)
+        if span.thread != self.thread:  # the records of two threads are not in the order of their times
+            span.lane = None
         return span
 
     def _leave(self, span: Span) -> None:
@@ -1268,14 +1289,19 @@ def newest(runs: Path) -> Newest:
     Raises:
         RecordingError: there is none.
     """
-    made = sorted(runs.glob(f"*/{manifest.FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    if not made:
+    folders = newest_first(runs)
+    if not folders:
         raise RecordingError(f"{runs}/: no Recording here; make one with `rltrace exec -- COMMAND`")
-    folders = [file.parent for file in made]
     for at, folder in enumerate(folders):
         if not _is_empty(folder):
             return Newest(folder, folders[:at])
     return Newest(folders[0], [])
+
+
+def newest_first(runs: Path) -> list[Path]:
+    """Return the Recordings in a folder, the one that began last first."""
+    made = sorted(runs.glob(f"*/{manifest.FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    return [file.parent for file in made]
 
 
 def _is_empty(folder: Path) -> bool:

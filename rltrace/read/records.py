@@ -30,6 +30,8 @@ LEAST_TRIES = 256
 
 _TRUE = b"\xc3"
 
+_MOST_LOOKED = 64
+
 _BOUNDARY = re.compile(rb"\xc3(?=[\x93-\x9f\xdc])")
 """The `true` that ends a record, before the array that begins the next one."""
 
@@ -101,6 +103,22 @@ def whole_bytes(data: bytes) -> int:
     except (ValueError, TypeError, msgpack.UnpackException):
         pass
     return size_bytes
+
+
+def last_record(data: bytes) -> list[Any] | None:
+    """Return the last of whole records; None if it is hard to find."""
+    at = len(data) - 1
+    for _ in range(_MOST_LOOKED):
+        at = data.rfind(_TRUE, 0, max(at, 0))
+        try:
+            found = msgpack.unpackb(data[at + 1 :], unicode_errors="replace", timestamp=1, strict_map_key=False)
+        except (ValueError, TypeError, msgpack.UnpackException):
+            found = None
+        if found.__class__ is list and len(found) > 2:
+            return found  # type: ignore[no-any-return]
+        if at < 0:
+            break
+    return None
 
 
 def _size_bytes(data: bytes, many: int) -> int:

@@ -17,7 +17,7 @@ from numbers import Integral
 from typing import Any, Literal, cast
 
 from rltrace.dependencies import msgspec
-from rltrace.events import AUTOMATIC, PHASES, STEP_FIGURES, is_of_bytes
+from rltrace.events import AUTOMATIC, KERNEL, OPERATOR, PHASES, STEP_FIGURES, is_of_bytes
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record.encoding import encode, encode_anyhow
@@ -553,6 +553,27 @@ def automatic_span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0
     _write_finished((AUTOMATIC, name, lane, start_ns, end_ns, args, True), start_ns, end_ns, lane)
 
 
+def begin_automatic(name: str, start_ns: int, args: dict[str, Any]) -> bool:
+    """Begin, for a hook, a span of this thread or task whose beginning was read a moment ago.
+
+    Returns:
+        Whether that was written, so that `end_automatic` has to end it, in whatever thread. False where nothing is
+        recorded, or not everything is: then it is for `automatic_span_at`, once it is over.
+    """
+    if _recorder is None or _always is not None:
+        return False
+    loop = _get_running_loop() if _current_tasks else None
+    task = None if loop is None else _task_of(loop)
+    _write((AUTOMATIC, name, 0 if task is None else id(task), start_ns, args, True))
+    return True
+
+
+def end_automatic(start_ns: int, end_ns: int, late_args: dict[str, Any] | None) -> None:
+    """End what `begin_automatic` began."""
+    if _recorder is not None:
+        _write((start_ns, end_ns, late_args, True))
+
+
 def _write_finished(record: tuple[Any, ...], start_ns: int, end_ns: int, lane: int) -> None:
     if _recorder is None:
         return
@@ -566,7 +587,9 @@ def _write_finished(record: tuple[Any, ...], start_ns: int, end_ns: int, lane: i
 
 def _is_kept_finished(record: tuple[Any, ...]) -> bool:
     name, args = record[-6], record[-2]
-    return _always is None or name in _always or name in PHASES or "error" in args or args.get("phase") is True
+    if _always is None or name in _always or name in PHASES or name.startswith((KERNEL, OPERATOR)):
+        return True
+    return "error" in args or args.get("phase") is True
 
 
 _END_NS = 2**63

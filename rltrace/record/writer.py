@@ -19,6 +19,7 @@ from rltrace.record.announcement import complain, complain_once
 from rltrace.record.cluster import DIR_VARIABLE, PARENT_VARIABLE
 from rltrace.record.disk_account import Closed, DiskAccount, closed_in, on_disk
 from rltrace.record.encoding import encode, plain_text
+from rltrace.record.lock import InterruptibleLock
 from rltrace.record.process import (
     COUNT_SLOTS,
     COUNTS_BYTES,
@@ -90,12 +91,14 @@ class HookCount:
     def settle(self) -> None:
         """Write how often it has fired so far."""
         try:
-            with self._recorder._lock:
-                taken = self._next()
-                self._reads += 1  # to look takes a number too
-                self._recorder._counts[self._slot] = taken - self._reads
+            self._recorder.run_alone(self._settle)
         except own_failure():  # the recorder has stopped
             pass
+
+    def _settle(self) -> None:
+        taken = self._next()
+        self._reads += 1  # to look takes a number too
+        self._recorder._counts[self._slot] = taken - self._reads
 
     def spent(self, spent_ns: int) -> None:
         """Add the time that it took; not for the hooks that share the last slot."""
@@ -159,8 +162,7 @@ class Recorder:
         self._hooks: dict[tuple[str, str], HookCount] = {}
         self.forget_parent(start_ns)
         try:
-            with self._lock:
-                self._open()
+            self.run_alone(self._open)
         except OSError as error:
             if error.errno not in _MAY_PASS:
                 raise
@@ -177,7 +179,7 @@ class Recorder:
             self._folder = None
         self.start_ns = clock.now_ns() if start_ns is None else start_ns
         self.key = process_key(self.start_ns)
-        self._lock = threading.RLock()  # re-entrant: a signal handler may record too
+        self.run_alone = InterruptibleLock().run  # re-entrant: a signal handler may record too
         self._counts = memoryview(bytearray(COUNTS_BYTES)).cast("Q")
         self._lost = 0
         for hook in self._hooks.values():
@@ -315,12 +317,13 @@ class Recorder:
     def keep_to(self, max_bytes: int | None) -> None:
         """Bound this process's segments from the next one on; None keeps the present bound."""
         bound = self._sound({"max_bytes": max_bytes}).get("max_bytes")
-        if bound is None:
-            return
-        with self._lock:
-            if self.max_bytes is None and self._folder is not None:
-                self._kept = deque(sorted(closed_in(self._folder.path)))
-            self.max_bytes = bound
+        if bound is not None:
+            self.run_alone(self._keep_to, bound)
+
+    def _keep_to(self, max_bytes: int) -> None:
+        if self.max_bytes is None and self._folder is not None:
+            self._kept = deque(sorted(closed_in(self._folder.path)))
+        self.max_bytes = max_bytes
 
     def identify(self, **who: Any) -> None:
         """Say more about this process: role, rank, device, name. A wrong value is ignored, with a line on stderr."""
@@ -369,19 +372,20 @@ class Recorder:
     def _say_all(self) -> None:
         """Open this process's part of the Recording, which says what is known about the process."""
         try:
-            with self._lock:
-                self._open()
+            self.run_alone(self._open)
         except own_failure():
             self.lose()
 
     def lose(self, count: int = 1) -> None:
         """Count events that could not be written."""
         try:
-            with self._lock:
-                self._lost += count
-                self._counts[LOST] = self._lost
+            self.run_alone(self._lose, count)
         except own_failure():  # the recorder has stopped
             pass
+
+    def _lose(self, count: int) -> None:
+        self._lost += count
+        self._counts[LOST] = self._lost
 
     def write(self, local: Any, records: list[bytes]) -> None:
         """Write all of this thread's records that its segment has no room for, or that came before it had one.
@@ -396,7 +400,7 @@ class Recorder:
             ValueError: a record is larger than a segment, or the recorder has stopped.
         """
         while records:
-            segment = self._segment_of_thread(local, len(records[0]))
+            segment = self.run_alone(self._segment_of_thread, local, len(records[0]))
             segment.write(records[0])
             del records[0]
         local.write = segment.write
@@ -408,15 +412,14 @@ class Recorder:
         """
         if record_bytes > NEXT_BYTES - REUSE_BYTES:
             raise ValueError(f"a record of {record_bytes} bytes does not fit a segment of {NEXT_BYTES}")
-        with self._lock:
-            if self._is_closed:
-                raise ValueError("the recorder has stopped")
-            self._open()
-            held: Held | None = getattr(local, "held", None)
-            if held is not None and held.segment.free_bytes >= record_bytes:
-                return held.segment
-            self._settle_hooks()
-            return self._take_segment(local, held, record_bytes)
+        if self._is_closed:
+            raise ValueError("the recorder has stopped")
+        self._open()
+        held: Held | None = getattr(local, "held", None)
+        if held is not None and held.segment.free_bytes >= record_bytes:
+            return held.segment
+        self._settle_hooks()
+        return self._take_segment(local, held, record_bytes)
 
     def _take_segment(self, local: Any, held: Held | None, record_bytes: int) -> Segment:
         header = encode((threading.get_native_id(), _thread_name(), True))
@@ -511,11 +514,13 @@ class Recorder:
 
     def take_back(self, segment: Segment) -> None:
         """Keep the segment of a dead thread for the next new thread, if it has room."""
-        with self._lock:
-            if segment.free_bytes > REUSE_BYTES:
-                self._returned.append(segment)
-            else:
-                self._seal(segment)
+        self.run_alone(self._take_back, segment)
+
+    def _take_back(self, segment: Segment) -> None:
+        if segment.free_bytes > REUSE_BYTES:
+            self._returned.append(segment)
+        else:
+            self._seal(segment)
 
     def _seal(self, segment: Segment) -> None:
         """Close a segment and write its checksum, once: nothing can be written to it any more."""
@@ -540,27 +545,29 @@ class Recorder:
 
     def close(self) -> None:
         """End this process's part of the Recording."""
-        with self._lock:
-            if self._lost and self._folder is None:  # it never could be made, maybe now
-                self._retry_ns = 0
-                self._open()
-            if self._folder is None:
-                return
-            for segment in list(self._segments):
-                self._seal(segment)
-            self._next_path().unlink(missing_ok=True)
-            self._settle_hooks()
-            self._say_ns = 0
+        self.run_alone(self._close)
+
+    def _close(self) -> None:
+        if self._lost and self._folder is None:  # it never could be made, maybe now
+            self._retry_ns = 0
             self._open()
-            if self._is_behind:
-                self.lose()
-            segments = None if self._segments else self._sealed_segments
-            try:
-                counts = self._folder.counts_in_file()
-                self.append("end", end_ns=clock.now_ns(), segments=segments, counts=counts)
-            except own_failure(OSError):  # it was deleted, or no file can be opened
-                self.lose()
-            self._folder.close()
+        if self._folder is None:
+            return
+        for segment in list(self._segments):
+            self._seal(segment)
+        self._next_path().unlink(missing_ok=True)
+        self._settle_hooks()
+        self._say_ns = 0
+        self._open()
+        if self._is_behind:
+            self.lose()
+        segments = None if self._segments else self._sealed_segments
+        try:
+            counts = self._folder.counts_in_file()
+            self.append("end", end_ns=clock.now_ns(), segments=segments, counts=counts)
+        except own_failure(OSError):  # it was deleted, or no file can be opened
+            self.lose()
+        self._folder.close()
 
 
 def _thread_name() -> str:

@@ -310,6 +310,8 @@ def test_unlooked_sleep_leaves_nothing_known(tmp_path: Path) -> None:
         ("library.kernels", [5, 6, 7, 8], None),  # a cache that fills
         ("library.kernels", [5, 25, 30, 34, 37, 39, 41, 42, 43], (8, 4.75)),
         ("library.kernels", [5, 25, 30, 34, 37, 39, 41, 41, 42], None),  # it was full once
+        ("library.kernels", [30, 32, 32.02, 32.04, 34, 34.02, 34.04, 34.06, 34.08], None),  # two last shapes, and noise
+        ("unattributed", [1, 5, 9, 13, 17, 21, 21.1, 21.2, 21.3], None),  # it leaks no more
         ("allocator.cached", [n * 0.3 for n in range(9)], (8, 0.3)),
         ("unattributed", [n * 0.3 for n in range(9)], (8, 0.3)),
         ("unattributed", [n * 0.1 for n in range(9)], None),  # 0.8 MiB are noise

@@ -10,10 +10,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 from rltrace_exporters.perfetto import Perfetto
 
 from rltrace.analysis.first_look import first_look
@@ -28,8 +28,8 @@ def chromium() -> str | None:
 
 
 @contextmanager
-def browser_page(width: int = 1600, height: int = 1000) -> Iterator[Page]:
-    """A page of a headless Chromium that cannot reach anything but this machine."""
+def running_browser() -> Iterator[Browser]:
+    """A headless Chromium that cannot reach anything but this machine."""
     # Its temporary folder is short: it holds a Unix socket.
     with tempfile.TemporaryDirectory(prefix="rlt-", dir="/tmp") as scratch, sync_playwright() as playwright:
         # A proxy that does not exist for every host but ours: the UI must not need the internet.
@@ -38,15 +38,38 @@ def browser_page(width: int = 1600, height: int = 1000) -> Iterator[Page]:
             args=["--no-sandbox", "--proxy-server=127.0.0.1:9", "--proxy-bypass-list=127.0.0.1"],
             env=os.environ | {"TMPDIR": scratch},
         )
-        yield browser.new_page(viewport={"width": width, "height": height})
+        yield browser
         browser.close()
+
+
+_shared: list[Browser] = []
+
+
+@contextmanager
+def shared_browser() -> Iterator[None]:
+    """While it lasts, all pages are of one Chromium."""
+    with running_browser() as browser:
+        _shared.append(browser)
+        try:
+            yield
+        finally:
+            _shared.clear()
+
+
+@contextmanager
+def browser_page(width: int = 1600, height: int = 1000) -> Iterator[Page]:
+    """A page of a Chromium, as of a user who has opened none before."""
+    with nullcontext(_shared[0]) if _shared else running_browser() as browser:
+        context = browser.new_context(viewport={"width": width, "height": height})
+        yield context.new_page()
+        context.close()
 
 
 def show(page: Page, url: str) -> None:
     """Open the UI and wait until the trace is there."""
     page.goto(url)
     page.wait_for_function(TRACE_LOADED, timeout=60_000)
-    page.wait_for_timeout(3000)  # it draws when it finds time
+    page.evaluate("window.waitForPerfettoIdle(300)")  # it draws when it finds time: as Perfetto's own tests wait
 
 
 def visible(recording: Recording, number: int | None, *, whole: bool) -> tuple[int, int] | None:

@@ -331,6 +331,7 @@ def test_caption_has_torchs_peak() -> None:
     assert _note(replace(known, allocated_peaks=[peak])) == f"{_note(known)}; {said}"
 
 
+@pytest.mark.usefixtures("one_browser")
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
 def test_html_shows_bytes_at_pointer(tmp_path: Path) -> None:
     """The HTML shows the bytes at the pointer, and an owner alone that is clicked, without the internet."""
@@ -372,6 +373,7 @@ SAID = """Object.fromEntries([['title', said.firstChild.textContent],
     ...[...said.querySelectorAll('tr')].map((row) => [row.cells[0].textContent, row.cells[1].textContent])])"""
 
 
+@pytest.mark.usefixtures("one_browser")
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
 def test_a_phase_has_the_colour_of_the_timeline(tmp_path: Path) -> None:
     """As Perfetto's UI draws it."""

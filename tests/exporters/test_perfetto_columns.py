@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 import zlib
+from functools import cache
 from pathlib import Path
 
 import msgpack
@@ -31,6 +32,18 @@ SHIPPED = sorted(RECORDINGS.iterdir())
 ways = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@cache
+def shipped(file: Path) -> bytes:
+    """Return the trace of a shipped Recording."""
+    return export(file)
+
+
+@cache
+def shipped_by_events(file: Path) -> bytes:
+    """Return the trace that is made of its events."""
+    return export(file, PerfettoByEvents())
+
+
 def export(path: Path, exporter: Perfetto | PerfettoByEvents | None = None) -> bytes:
     out = io.BytesIO()
     (exporter or Perfetto()).write(Recording.open(path), out)
@@ -53,15 +66,15 @@ def packets(data: bytes) -> list[bytes]:
 def test_shipped_recordings_say_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace of columns says of every track what one of events says, and both encoders give the same packets."""
     assert native.library() is not None, f"segments are decoded {native.decoder()}"
-    found = export(file)
-    assert said(found) == said(export(file, PerfettoByEvents()))
+    found = shipped(file)
+    assert said(found) == said(shipped_by_events(file))
     assert packets(found) == packets(by_python(file, monkeypatch))
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_importers_answer_the_same(file: Path, importer: Importer) -> None:
     """Both of Perfetto's importers give the same slices, arguments, counters, arrows and rows."""
-    answers = [_answers(importer.load(trace)) for trace in (export(file), export(file, PerfettoByEvents()))]
+    answers = [_answers(importer.load(trace)) for trace in (shipped(file), shipped_by_events(file))]
     for found, expected in zip(*answers, strict=True):
         assert found == expected
 

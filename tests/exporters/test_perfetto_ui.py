@@ -28,6 +28,8 @@ from rltrace.errors import MissingExtraError, ViewError
 from rltrace.read import perfetto_ui
 from rltrace.read.recording import Recording
 
+pytestmark = pytest.mark.usefixtures("one_browser")
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Recording:
@@ -329,39 +331,62 @@ def viewport(page: Page, url: str) -> tuple[int, int]:
     return int(seen[0]), int(seen[1])
 
 
-@pytest.mark.parametrize(
-    ("lengths_s", "shown_s"),
-    [
-        ((90, 10, 30, 20), (130, 150)),  # steps 1 to 3 are steady; of these step 3 has the middle length
-        ((90, 10), (90, 100)),
-        ((90,), (0, 90)),
-        ((), None),
-    ],
-)
-@browser
-def test_the_first_look_is_a_steady_step(
-    tmp_path: Path, lengths_s: tuple[int, ...], shown_s: tuple[int, int] | None
-) -> None:
-    """In the browser, with its margin; without a step that is over, all of the run."""
-    file = RecordingFile(tmp_path / "run")
+def of_steps(folder: Path, lengths_s: tuple[int, ...]) -> Recording:
+    """A run of steps that took so long, of one that goes on, and of a phase of its own."""
+    file = RecordingFile(folder)
     thread = file.process(1, role="driver").thread()
     ends_s = list(accumulate(lengths_s))
     for number, (end_s, length_s) in enumerate(zip(ends_s, lengths_s, strict=True)):
         thread.span("step", (end_s - length_s) * SECOND, end_s * SECOND, step=number)
     thread.begin("step", 150 * SECOND, step=9)
     thread.span("my.phase", 160 * SECOND, 200 * SECOND, phase=True)
-    recording = Recording.open(tmp_path / "run")
+    return Recording.open(folder)
+
+
+FIRST_LOOKS = [
+    ((90, 10, 30, 20), (130, 150)),  # steps 1 to 3 are steady; of these step 3 has the middle length
+    ((90, 10), (90, 100)),
+    ((90,), (0, 90)),
+    ((), None),
+]
+"""Lengths of steps, and from and to when the first look shows them; None: it shows all."""
+
+
+@pytest.mark.parametrize(("lengths_s", "shown_s"), FIRST_LOOKS)
+def test_the_first_look_is_a_steady_step(
+    tmp_path: Path, lengths_s: tuple[int, ...], shown_s: tuple[int, int] | None
+) -> None:
+    """Without a step that is over there is none: all of the run is shown."""
+    shown = first_look(of_steps(tmp_path / "run", lengths_s))
+    if shown_s is None or shown is None:
+        assert shown is shown_s is None
+    else:
+        begin_ns, end_ns = (at_ns - REALTIME_NS for at_ns in shown)
+        assert_around(begin_ns, end_ns, shown_s)
+
+
+@pytest.mark.parametrize(("lengths_s", "shown_s"), [FIRST_LOOKS[0], FIRST_LOOKS[-1]])
+@browser
+def test_the_browser_shows_the_first_look(
+    tmp_path: Path, lengths_s: tuple[int, ...], shown_s: tuple[int, int] | None
+) -> None:
+    """With its margin; without one, all of the run."""
+    recording = of_steps(tmp_path / "run", lengths_s)
     with (tmp_path / "trace").open("wb") as out:
         Perfetto().write(recording, out)
-    shown = first_look(recording)
     commands = perfetto_ui.startup_commands(recording.processes)
     server = perfetto_ui.serve(
-        tmp_path / "trace", perfetto_ui.find_ui(), commands=commands, shown_unix_ns=shown
+        tmp_path / "trace", perfetto_ui.find_ui(), commands=commands, shown_unix_ns=first_look(recording)
     ).start()
     with browser_page() as page:
         begin_ns, end_ns = (at_ns - REALTIME_NS for at_ns in viewport(page, server.url))
     server.close()
-    first_s, last_s = shown_s or (0, 200)
+    assert_around(begin_ns, end_ns, shown_s or (0, 200))
+
+
+def assert_around(begin_ns: int, end_ns: int, shown_s: tuple[int, int]) -> None:
+    """What is shown is that part of the run, with a small margin."""
+    first_s, last_s = shown_s
     margin_ns = 0.03 * (last_s - first_s) * SECOND
     assert first_s * SECOND - margin_ns <= begin_ns <= first_s * SECOND
     assert last_s * SECOND <= end_ns <= last_s * SECOND + margin_ns

@@ -37,6 +37,7 @@ from rltrace.record.manifest import started_ticks
 ROOT = Path(__file__).parents[2]
 OWN = ROOT / "examples" / "recordings" / "qwen3_8b_4gpu.zip"
 VERL = OWN.with_name("verl_8b_4gpu.zip")
+pytestmark = pytest.mark.usefixtures("one_browser")
 needs_browser = pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
 
 

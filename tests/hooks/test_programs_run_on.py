@@ -92,16 +92,15 @@ def untraced(tmp_path_factory: pytest.TempPathFactory):
 EVERYWHERE = ("before", "after", "binding", "look", "install", "recorder", "counting", "report")
 IN_SPANS = ("args", "late_args", "flow_out", "flow_in")
 
-IN_FRAMEWORKS = [
-    *(("fsdp2_training", place, "fsdp2") for place in EVERYWHERE),
-    *(("ray_driver", place, "ray") for place in EVERYWHERE),
-]
-INSIDE_THE_FRAMEWORK = ("before", "after", "install", "recorder")
-"""The others fail in code that is the same for every program: there the service, which takes no second, shows it."""
+FRAMEWORKS = {"fsdp2_training": "fsdp2", "ray_driver": "ray"}
+IN_FRAMEWORKS = [(program, place, name) for place in EVERYWHERE for program, name in FRAMEWORKS.items()]
+INSIDE_THE_FRAMEWORK = ("in turn", "recorder")
+"""The others fail in code that is the same for every program: there the service, which takes no second, shows it. In
+turn: some hooks before the call, the others after it; tests/hostile has each of them at both places."""
 
 CASES = [
     *(("asyncio_service", place, "service") for place in (*IN_SPANS, *EVERYWHERE)),
-    *(case for case in IN_FRAMEWORKS if case[1] in INSIDE_THE_FRAMEWORK),
+    *((program, place, name) for place in INSIDE_THE_FRAMEWORK for program, name in FRAMEWORKS.items()),
 ]
 
 

@@ -1,4 +1,4 @@
-"""A run of the example with another seed, on one rank, to its end; the suite has its first steps."""
+"""The example with another seed on one rank, to its end, and on four; the suite has its first steps."""
 
 from __future__ import annotations
 
@@ -17,3 +17,11 @@ def test_one_rank_learns_to_count_down(tmp_path: Path) -> None:
     # bf16 noise between two implementations; a policy of another step differs by much more.
     assert max(record["logprob_abs_diff_mean"] for record in records) < 0.02
     assert all(record["tokens"] > 0 and record["tokens_per_second"] > 0 for record in records)
+
+
+def test_four_ranks_at_level_1(tmp_path: Path) -> None:
+    """Four ranks work and sleep at level 1."""
+    records = runs.finish(tmp_path, ranks=4, steps=2, rollout={"n": 4, "sleep_level": 1})
+    assert len(records) == 2
+    assert 0 < runs.mean(runs.rewards(records)) < 0.2
+    assert max(record["logprob_abs_diff_mean"] for record in records) < 0.02

@@ -437,7 +437,7 @@ def test_forked_child_keeps_nothing(tmp_path: Path) -> None:
 # ---- workers ----------------------------------------------------------------------------------------------------
 
 RAY = """
-    import sys, time
+    import time
     import ray, rltrace
     from rltrace.hooks import boundaries
 
@@ -445,7 +445,7 @@ RAY = """
     class Worker:
         def __init__(self, rank, has_gpu):
             from pretended_gpu import Tensor, come_up
-            rltrace.identify(role="worker", rank=rank, device={"host": "here", "uuid": f"GPU-{rank}"})
+            rltrace.identify(role="worker", rank=rank, device={{"host": "here", "uuid": f"GPU-{{rank}}"}})
             self.Tensor = Tensor
             if has_gpu:
                 come_up()
@@ -454,38 +454,63 @@ RAY = """
             self.Tensor(50_000)  # before any edge
             with rltrace.phase(phase):
                 self.Tensor(10 ** step)
+        def work_outside_of_phases(self, step, phase):
+            with rltrace.span(phase):
+                self.Tensor(10 ** step)
+        def work_between_hooks(self, step, phase):
+            boundaries.reached(boundaries.Boundary((phase,)))
+            self.Tensor(10 ** step)
         def nothing(self):
             pass
-        def hooked(self):
-            boundaries.reached(boundaries.Boundary(("rollout.generate",)))
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     rltrace.start(role="driver", name="trainer")
-    workers = [Worker.remote(rank, rank < 2) for rank in range(3)]
+    workers = {{Worker.options(num_cpus=0).remote(rank, rank in {on_gpus}): does for rank, does in enumerate({ranks})}}
+
+    def call(step, phase):
+        return [getattr(worker, does).remote(step, phase) for worker, does in workers.items()]
+
     for step in range(5):
         try:
             with rltrace.span("step", step=step):
                 for phase in ("rollout.generate", "actor.update"):
-                    ray.get([worker.work.remote(step, phase) for worker in workers])
-                    if step == 2 and phase == "actor.update" and sys.argv[1:] == ["raise"]:
+                    ray.get(call(step, phase))
+                    if step == 2 and phase == "actor.update" and {raises}:
                         raise ValueError
         except ValueError:
             pass
         ray.get([worker.nothing.remote() for worker in workers])
+        {after_a_step}
+    {at_the_end}
     for worker in workers:
         worker.__ray_terminate__.remote()
     time.sleep(1)
     ray.shutdown()
 """
+"""Steps of a driver, in which every worker is called twice."""
+
+
+def on_ray_with(
+    folder: Path,
+    *,
+    ranks: tuple[str, ...] = ("work",) * 3,
+    on_gpus: tuple[int, ...] = (0, 1),
+    raises: bool = False,
+    after_a_step: str = "pass",
+    at_the_end: str = "pass",
+    allocations: str = "2",
+) -> TracedRun:
+    """What was recorded of it, with what each rank does when it is called."""
+    source = RAY.format(ranks=ranks, on_gpus=on_gpus, raises=raises, after_a_step=after_a_step, at_the_end=at_the_end)
+    done = run(folder, source, allocations)
+    assert done.returncode == 0, done.err
+    return done
 
 
 @pytest.fixture(scope="module", params=["well", "raise"])
 def on_ray(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
     """Three actors of a driver with steps, two of which use a GPU; the chosen step ends well, or raises."""
-    source = RAY.replace("sys.argv[1:]", repr([request.param]))
-    done = run(tmp_path_factory.mktemp("ray"), source)
-    assert done.returncode == 0, done.err
-    return done
+    return on_ray_with(tmp_path_factory.mktemp("ray"), raises=request.param == "raise")
 
 
 def test_actors_keep_the_drivers_step(on_ray: TracedRun) -> None:
@@ -606,48 +631,51 @@ def test_allocator_without_counts(tmp_path: Path) -> None:
     assert "selects an allocator that keeps no history" in reason
 
 
-def test_worker_that_ends_after_the_step(tmp_path: Path) -> None:
-    """A worker that ends after the step has written it.
-
-    The last step has no edge behind it.
-    """
-    done = run(tmp_path, RAY.replace("range(5)", "range(3)"))
-    for rank in range(2):
-        (whole,) = kept(named(done.recording, f"rank {rank} worker"))
-        assert whole.args["peak_bytes"] == 51_000
-
-
-def test_worker_without_a_phase(tmp_path: Path) -> None:
-    """A worker without a phase in the step says so."""
-    source = RAY.replace("with rltrace.phase(phase):", "with rltrace.span(phase):")
-    done = run(tmp_path, source)
-    no_edge = "no phase of this process began or ended in it"
-    assert missed(done.recording) == {"trainer": NO_GPU, "rank 0 worker": no_edge, "rank 1 worker": no_edge}
-
-
-def test_step_that_runs_again_is_kept_once(tmp_path: Path) -> None:
-    """A step that runs again is not kept twice."""
+@pytest.fixture(scope="module")
+def of_all_kinds(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
+    """Workers of several kinds; the last one ends with the chosen step, which another driver runs again at the end."""
     again = """
-    @ray.remote
+    @ray.remote(num_cpus=0)
     def again(workers):
         with rltrace.span("step", step=2):
-            ray.get([worker.work.remote(2, "reward") for worker in workers])
+            ray.get([getattr(worker, does).remote(2, "reward") for worker, does in workers.items()])
     ray.get(again.remote(workers))
-    for worker in workers:
-        worker.__ray"""
-    done = run(tmp_path, RAY.replace("\n    for worker in workers:\n        worker.__ray", again), "2,99")
-    assert len(allocation_steps.lines(done.recording.path)) == 4
-    for rank in range(2):
-        assert len(kept(named(done.recording, f"rank {rank} worker"))) == 1
+"""
+    return on_ray_with(
+        tmp_path_factory.mktemp("kinds"),
+        ranks=("work", "work_outside_of_phases", "work_between_hooks", "work"),
+        on_gpus=(0, 1, 2, 3),
+        after_a_step="if step == 2: workers.popitem()[0].__ray_terminate__.remote()",
+        at_the_end=again.strip(),
+        allocations="2,99",
+    )
 
 
-def test_boundary_of_hooks_alone(tmp_path: Path) -> None:
+def test_step_that_runs_again_is_kept_once(of_all_kinds: TracedRun) -> None:
+    """A step that runs again is not kept twice."""
+    lines = allocation_steps.lines(of_all_kinds.recording.path)
+    assert len([line for line in lines if "marked_by" not in line]) == 4
+    assert len(kept(named(of_all_kinds.recording, "rank 0 worker"))) == 1
+
+
+def test_worker_without_a_phase(of_all_kinds: TracedRun) -> None:
+    """A worker without a phase in the step says so."""
+    said = missed(of_all_kinds.recording)
+    del said["step 99"]  # which never began
+    no_edge = "no phase of this process began or ended in it"
+    assert said.pop("worker") == NO_GPU, "in which the step ran again"
+    assert said == {"trainer": NO_GPU, "rank 1 worker": no_edge}
+
+
+def test_boundary_of_hooks_alone(of_all_kinds: TracedRun) -> None:
     """A boundary that only hooks tell of is one too: the program marks no phase itself."""
-    told = "boundaries.reached(boundaries.Boundary((phase,)))\n            if True:"
-    source = RAY.replace("with rltrace.phase(phase):", told)
-    done = run(tmp_path, source)
-    for rank in range(2):
-        assert [part.args["step"] for part in kept(named(done.recording, f"rank {rank} worker"))] == [2]
+    assert [part.args["step"] for part in kept(named(of_all_kinds.recording, "rank 2 worker"))] == [2]
+
+
+def test_worker_that_ends_after_the_step(of_all_kinds: TracedRun) -> None:
+    """A worker that ends after the step has written it, without a boundary behind it."""
+    (whole,) = kept(named(of_all_kinds.recording, "rank 3 worker"))
+    assert whole.args["peak_bytes"] == 51_000
 
 
 RANKS = """
@@ -743,7 +771,8 @@ def test_option_reaches_all_processes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (process,) = Recording.open(tmp_path / "run").processes
     assert process.chosen_steps == [3]
-    assert [json.loads(line)["is_over"] for line in allocation_steps.lines(tmp_path / "run")] == [False, True]
+    said = [json.loads(line) for line in allocation_steps.lines(tmp_path / "run")]
+    assert [line.get("is_over") for line in said] == [None, False, True] and "marked_by" in said[0]
 
 
 def test_without_a_chosen_step(tmp_path: Path) -> None:

@@ -130,11 +130,10 @@ def test_fork_does_not_hang_the_child(folder: Path) -> None:
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with spans.current()._lock:
-            held.set()
-            release.wait()
+        held.set()
+        release.wait()
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=spans.current().run_alone, args=(hold,))
     thread.start()
     held.wait()
 

@@ -9,6 +9,7 @@ from rltrace_reference import grpo
 from rltrace_reference.architecture import transformers_config
 from rltrace_reference.config import Config, ModelConfig
 from rltrace_reference.engine.engine import Engine, StepStats
+from rltrace_reference.engine.model import Qwen3
 from transformers import Qwen3ForCausalLM
 
 from rltrace.errors import RunError
@@ -82,6 +83,25 @@ def test_requests_wait_for_slots(engine: Engine, monkeypatch: pytest.MonkeyPatch
         assert 1 <= len(request.tokens) == len(request.log_probs) <= 6
         assert EOS not in request.tokens[:-1]
         assert len(request.tokens) == 6 or request.tokens[-1] == EOS
+
+
+def test_few_shapes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of all sizes and lengths are rounded up to a few shapes, and padding changes no sample."""
+    shapes = set()
+    forward, model_forward = Engine._forward, Qwen3.forward
+    monkeypatch.setattr(
+        Qwen3, "forward", lambda self, *args: shapes.add(tuple(args[0].shape)) or model_forward(self, *args)
+    )
+    counts = set()
+    monkeypatch.setattr(
+        Engine, "_forward", lambda self, batch, new: counts.add(len(batch)) or forward(self, batch, new)
+    )
+    padded = engine.generate([[10, digit] for digit in range(1, 10)], seed=0, step=0)
+    assert len(counts) > 4 and {rows for rows, _ in shapes} <= {1, 2, 4, 8}
+    monkeypatch.setattr("rltrace_reference.engine.engine._padded_rows", lambda count, most: torch.arange(count))
+    assert [r.tokens for r in engine.generate([[10, digit] for digit in range(1, 10)], seed=0, step=1)] == [
+        r.tokens for r in padded
+    ]
 
 
 def test_samples_ignore_old_kv(engine: Engine) -> None:

@@ -32,11 +32,3 @@ def test_no_sync_no_learning(tmp_path: Path) -> None:
     assert runs.mean(rewards[-2:]) <= runs.mean(rewards[:2]) + 0.02 <= 0.1
     # The actor moves away from what the engine goes on saying.
     assert records[0]["logprob_abs_diff_mean"] < 0.02 < records[-1]["logprob_abs_diff_mean"]
-
-
-def test_four_ranks_at_level_1(tmp_path: Path) -> None:
-    """Four ranks work and sleep at level 1."""
-    records = runs.finish(tmp_path, ranks=4, steps=2, rollout={"n": 4, "sleep_level": 1})
-    assert len(records) == 2
-    assert 0 < runs.mean(runs.rewards(records)) < 0.2
-    assert max(record["logprob_abs_diff_mean"] for record in records) < 0.02

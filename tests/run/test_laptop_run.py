@@ -373,17 +373,9 @@ def test_sleeps_give_back_what_is_expected(summary):
     assert {move.verdict for move in summary.sleeps} == {"ok"}
 
 
-def test_compiling_engine_is_reported_as_growth(summary):
-    """An engine that keeps compiling kernels is reported, and no owner leaks.
+def test_nothing_grows(summary):
+    """Nothing of the example grows from sleep to sleep.
 
-    Its shapes differ in every step; what it compiles is a cache, and the code itself lies outside of the heap.
-
-    What libraries keep besides, in the heap and by no name, is less, where there is any.
+    Its batches differ in every step, but the engine rounds them up to a few shapes, and these are all compiled soon.
     """
-    compiled = [leak for leak in summary.leaks if leak.owner == "library.kernels"]
-    assert {leak.lane for leak in compiled} == {"rank 0", "rank 1"}
-    nameless = {"allocator.cached", "unattributed", "unaccounted"}
-    assert {leak.owner for leak in summary.leaks} <= {"library.kernels", *nameless}
-    least_bytes = min(leak.bytes_per_sleep for leak in compiled)
-    assert all(leak.bytes_per_sleep < least_bytes for leak in summary.leaks if leak.owner == "unattributed")
-    assert {leak.sleeps for leak in summary.leaks} == {8}
+    assert [(leak.lane, leak.owner, leak.bytes_per_sleep) for leak in summary.leaks] == []

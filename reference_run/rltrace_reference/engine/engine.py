@@ -73,6 +73,11 @@ class Engine:
         """Return the weights by their names in a checkpoint."""
         return self.weights.parameters
 
+    @property
+    def addresses(self) -> list[int]:
+        """Return where the weights and the KV pool lie."""
+        return [*(matrix.data_ptr() for matrix in self.weights.matrices.values()), self.model.kv.data_ptr()]
+
     def load(self) -> None:
         """Allocate the weights' memory and fill it."""
         block = self.pool.reserve("weights", Weights.size_bytes(self.config.model))
@@ -204,9 +209,10 @@ class Engine:
         tokens_RL = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in new])
         starts_R = torch.tensor([len(r.prompt) + len(r.tokens) - len(n) for r, n in zip(batch, new, strict=True)])
         slots_R = torch.tensor([request.slot for request in batch])
-        hidden_RLC = self.model.forward(tokens_RL, starts_R, slots_R)
+        rows_P = _padded_rows(len(batch), self.config.rollout.slots)
+        hidden_RLC = self.model.forward(tokens_RL[rows_P], starts_R[rows_P], slots_R[rows_P])
         last_R = torch.tensor([len(tokens) - 1 for tokens in new])
-        return self.model.logits(hidden_RLC[torch.arange(len(batch)), last_R])
+        return self.model.logits(hidden_RLC[torch.arange(len(rows_P)), last_R[rows_P]])[: len(batch)]
 
     def _sample(self, batch: list[Request], logits_RV: Tensor) -> None:
         """Append a sampled token and its log-prob to each request."""
@@ -221,3 +227,13 @@ class Engine:
         for request, token, log_prob in zip(batch, tokens_R[:, 0].tolist(), picked_R[:, 0].tolist(), strict=True):
             request.tokens.append(token)
             request.log_probs.append(log_prob)
+
+
+def _padded_rows(count: int, most: int) -> Tensor:
+    """Return the rows of a batch, the last one repeated up to a power of two.
+
+    A library compiles a kernel for every number of rows that it sees and keeps it, so there are a few numbers only.
+    What is repeated writes the same keys and values into the same slot.
+    """
+    padded = min(1 << (count - 1).bit_length(), most)
+    return torch.arange(padded).clamp(max=count - 1)

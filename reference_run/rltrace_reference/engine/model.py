@@ -24,6 +24,8 @@ FUSED = {
 """Parameter of a checkpoint -> the engine's matrix that holds its rows, in this order."""
 
 ALIGNMENT = 64
+LENGTHS = 8
+"""Attention looks back over a multiple of so many positions: a library compiles a kernel for every length."""
 
 
 class Weights:
@@ -82,7 +84,8 @@ class Qwen3:
             Shape (R, L, C); what stands at padding means nothing.
         """
         positions_RL = starts_R[:, None] + torch.arange(tokens_RL.shape[1])
-        length = int(positions_RL.max()) + 1
+        most = self.kv.shape[4]
+        length = min(-(-(int(positions_RL.max()) + 1) // LENGTHS) * LENGTHS, most)
         future_RLT = torch.arange(length) > positions_RL[:, :, None]
         x = self.w["model.embed_tokens.weight"][tokens_RL]
         for layer in range(self.config.num_hidden_layers):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import zlib
 
 PLACE = os.environ.get("BROKEN")
 
@@ -41,6 +42,26 @@ def with_broken(wrap, callables):
 
 def with_broken_call(method):
     return lambda self, _callback, *rest: method(self, broken, *rest)
+
+
+def break_in_turn():
+    """Some hooks fail before the call that they are around, the others after it."""
+    for name in [name for name in vars(patching) if name.startswith("wrap_") and name != "wrap_same_kind"]:
+        wrap = getattr(patching, name)
+        both = [with_broken(wrap, {at: broken}) for at in ("before", "after")]
+        setattr(patching, name, lambda original, hook, *rest, both=both: both[turn_of(hook)](original, hook, *rest))
+    for turn, name in enumerate(("enter", "leave")):
+        method = getattr(patching.Hook, name)
+        both = [method, with_broken_call(method)]
+        setattr(
+            patching.Hook,
+            name,
+            lambda hook, *rest, both=both, turn=turn: both[turn_of(hook) == turn](hook, *rest),
+        )
+
+
+def turn_of(hook):
+    return zlib.crc32(hook.target.encode()) % 2
 
 
 def break_binding():
@@ -121,6 +142,7 @@ if PLACE:
         "flow_in": lambda: break_spans(flow_in=broken),
         "before": lambda: break_wrappers(before=broken),
         "after": lambda: break_wrappers(after=broken),
+        "in turn": break_in_turn,
         "binding": break_binding,
         "look": break_look,
         "renamed": rename_parameter,
