@@ -3,7 +3,8 @@
 In: the phases, samples and steps of this process, as they are recorded, and `RLTRACE_TRACKERS`, without which nothing
 here is done. Out: scalars named `rltrace/...`, per step. `totals.py` adds up a step, in memory. At its end they are
 queued, which is all that the program waits for: a thread (`handing.py`) gives them to the runs that are open then
-(`open_runs.py`), and what a tracker raises ends there.
+(`open_runs.py`), and what a tracker raises ends there. The thread adds what other processes did, as far as a process
+beside the run says so (`others.py`).
 
 To add a tracker, write a class like `WandbRun` in `open_runs.py`, and name its finder in `FINDERS` there.
 """
@@ -18,7 +19,7 @@ from rltrace.events import STEP
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
-from rltrace.instrument.trackers.handing import HANDING
+from rltrace.instrument.trackers.handing import HANDING, Step
 from rltrace.instrument.trackers.open_runs import EVENT_FILES, open_runs
 from rltrace.instrument.trackers.totals import Totals
 from rltrace.record import lifecycle, spans
@@ -135,7 +136,9 @@ class Follower:
             number, start_ns = begun
             if number is not None and (runs := open_runs()):
                 self._hook.row.fired()
-                HANDING.put(runs, number, self.totals.scalars(clock.now_ns() - start_ns))
+                recorder = spans.current()
+                recording = None if recorder is None else recorder.recording
+                HANDING.put(Step(runs, number, self.totals.scalars(clock.now_ns() - start_ns), recording))
         except own_failure() as error:
             self._hook.failed(error)
 

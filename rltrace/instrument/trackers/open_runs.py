@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from rltrace.instrument.trackers.totals import PREFIX, STEP_NUMBER
+from rltrace.record.trackers import PREFIX, STEP_NUMBER
 
 
 class OpenRun(Protocol):

@@ -5,12 +5,7 @@ from __future__ import annotations
 import functools
 
 from rltrace.events import owner_of_counter
-
-PREFIX = "rltrace/"
-STEP_NUMBER = f"{PREFIX}step"
-"""The number of the step, for trackers whose own steps count something else."""
-
-GIB = 1 << 30
+from rltrace.record.trackers import GIB, STEP_SECONDS, of_peak, of_phase
 
 _owner = functools.lru_cache(1024)(owner_of_counter)
 
@@ -42,6 +37,6 @@ class Totals:
 
     def scalars(self, step_ns: int) -> dict[str, float]:
         """Return the step, as trackers call it."""
-        seconds = {f"{PREFIX}phase/{name}_seconds": spent_ns / 1e9 for name, spent_ns in self._phase_ns.items()}
-        peaks = {f"{PREFIX}memory/{owner}_peak_gib": size / GIB for owner, size in self._peak_bytes.items()}
-        return {f"{PREFIX}step_seconds": step_ns / 1e9, **seconds, **peaks}
+        seconds = {of_phase(name): spent_ns / 1e9 for name, spent_ns in self._phase_ns.items()}
+        peaks = {of_peak(owner): size / GIB for owner, size in self._peak_bytes.items()}
+        return {STEP_SECONDS: step_ns / 1e9, **seconds, **peaks}
