@@ -173,9 +173,8 @@ class Walk:
         if t.shards == 1:
             self._copy_alone(group, sizes)
             return
-        copied = list(self.sharded(group, t.ref_bytes)) if group.is_offloaded else [sum(sizes) // t.shards]
         stream = f"{group.owner}.{COPY_IN}"  # a sharded model has streams of its own
-        moved = [self.take(size, stream=stream) for size in copied]
+        moved = self._moved(group, stream) if group.is_offloaded else [self.take(sum(sizes) // t.shards, stream=stream)]
         whole = self.take(sum(sizes), stream=stream)
         self.give(*moved)
         if self.gathering is not None:
@@ -186,6 +185,17 @@ class Walk:
             self.gathering = whole  # until the next group's copy-out
         else:
             self.give(whole)
+
+    def _moved(self, group: Group, stream: str) -> list[Block]:
+        """Copy shards from host memory, and cast each if it is of another type."""
+        moved = []
+        for size in self.sharded(group, self.trainer.compute_bytes):
+            source = size * self.trainer.ref_bytes // self.trainer.compute_bytes
+            copied = self.take(source, stream=stream)
+            moved.append(copied if source == size else self.take(size, stream=stream))
+            if source != size:
+                self.give(copied)
+        return moved
 
     def _copy_alone(self, group: Group, sizes: list[int]) -> None:
         """Cast the parameters one by one: a single rank gathers nothing."""
