@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import json
 import math
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +34,7 @@ from rltrace.analysis.metrics import MOST_NAMES, OTHERS
 from rltrace.analysis.summary import Summary
 from rltrace.errors import ViewError
 from rltrace.limits import LIMITS
+from rltrace.read import perfetto_ui
 from rltrace.read.recording import Recording
 from rltrace.read.token_file import token_in
 
@@ -390,6 +393,40 @@ def test_the_dashboard_names_what_is_served() -> None:
     families = {re.sub("_(total|sum|count|bucket)$", "", name) for name in named}
     assert len(families) > 15
     assert not families - {name.removesuffix("_total") for name in served}
+
+
+# ---- who may ask ------------------------------------------------------------------------------------------------
+
+
+def test_beyond_this_machine(tmp_path: Path) -> None:
+    """With `--host` an address and the machine's own name are answered; a site that points at us is not, nor is
+    anybody without the token."""
+    (tmp_path / "trace").write_text("trace")
+    server = perfetto_ui.serve(tmp_path / "trace", tmp_path, host="0.0.0.0").start()
+    try:
+        assert not server.is_local and server.url == f"http://{socket.gethostname()}:{server.port}/{server.token}"
+        statuses = {
+            name: _status(server.port, f"/{server.token}{perfetto_ui.TRACE}", f"{name}:{server.port}")
+            for name in ("127.0.0.1", "10.1.2.3", "[fe80::1]", socket.gethostname(), "evil.example")
+        }
+        assert set(statuses.values()) == {200, 403} and statuses["evil.example"] == 403
+        assert [name for name, status in statuses.items() if status == 403] == ["evil.example"]
+        assert _status(server.port, perfetto_ui.TRACE, f"10.1.2.3:{server.port}") == 404
+        assert _status(server.port, perfetto_ui.METRICS, f"10.1.2.3:{server.port}") == 401
+    finally:
+        server.close()
+
+
+def _status(port: int, path: str, host: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", path, headers={"Host": host})
+    return connection.getresponse().status
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_a_host_that_is_none_of_ours(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ViewError, match=f"--host {host}: .*; name an address of this machine"):
+        perfetto_ui.serve(tmp_path, tmp_path, host=host)
 
 
 # ---- the token --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 from rltrace import plugins
 from rltrace.hooks.patching import PatchSet
 from rltrace.instrument.trackers.handing import MOST_STEPS, Handing, Step
-from rltrace.instrument.trackers.totals import Totals
+from rltrace.instrument.trackers.totals import OfStep, Totals
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "tracked_steps.py"
 
@@ -233,7 +233,7 @@ def test_a_slow_tracker_holds_nobody_up(capfd: pytest.CaptureFixture[str]) -> No
     """Steps of a tracker that waits are queued, then dropped with one line; what it raises ends in its thread."""
     slow, handing = Slow(), Handing()
     for number in range(MOST_STEPS + 10):
-        handing.put(Step([slow], number, {}))
+        handing.put(Step([slow], number, OfStep(0, {}, {})))
     slow.may_go_on.set()
     handing.finish()
     assert slow.numbers[:3] == [0, 1, 2] and len(slow.numbers) in (MOST_STEPS, MOST_STEPS + 1)
@@ -252,7 +252,7 @@ def test_a_peak_is_of_its_step() -> None:
     totals.add_sample("actor.params_bytes", 1 << 30)
     totals.add_phase("reward", 0, 500_000_000)
     totals.add_phase("reward", 10**9, 2 * 10**9)
-    assert totals.scalars(3 * 10**9) == {
+    assert totals.end(3 * 10**9).scalars() == {
         "rltrace/step_seconds": 3.0,
         "rltrace/phase/reward_seconds": 1.5,
         "rltrace/memory/actor.params_peak_gib": 2.0,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.trackers.open_runs import OpenRun
 from rltrace.instrument.trackers.others import Others
+from rltrace.instrument.trackers.totals import OfStep
 from rltrace.record.announcement import complain_once
 
 MOST_STEPS = 256
@@ -27,7 +28,7 @@ class Step(NamedTuple):
 
     runs: Sequence[OpenRun]
     number: int
-    scalars: Mapping[str, float]
+    totals: OfStep
     recording: Path | None = None
     """Where others may say more of it."""
 
@@ -36,7 +37,7 @@ class Handing:
     """Tells trackers what was put into its queue, in order. There is one in a process."""
 
     def __init__(self) -> None:
-        self._steps: queue.Queue[Step | threading.Event | None] = queue.Queue(MOST_STEPS)
+        self._steps: queue.SimpleQueue[Step | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._haste = threading.Event()
         """Set while somebody waits for what is queued."""
@@ -44,9 +45,9 @@ class Handing:
 
     def put(self, step: Step) -> None:
         """Queue a step; drop it if too many wait. The first one starts the thread."""
-        try:
-            self._steps.put_nowait(step)
-        except queue.Full:
+        if self._steps.qsize() < MOST_STEPS:
+            self._steps.put(step)
+        else:
             complain_once("a tracker does not keep up with the steps, so that some of them are not in it")
         if self._thread is None:
             atexit.register(self.finish)  # before what the tracker itself registered when its run was opened
@@ -58,7 +59,7 @@ class Handing:
         if self._thread is not None and threading.current_thread() is not self._thread:
             told = threading.Event()
             self._haste.set()
-            self._steps.put_nowait(told)
+            self._steps.put(told)
             told.wait(CLOSE_SECONDS)
             self._haste.clear()
 
@@ -68,14 +69,14 @@ class Handing:
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._haste.set()
-                self._steps.put(None, timeout=FINISH_SECONDS)
+                self._steps.put(None)
                 thread.join(FINISH_SECONDS)
         except own_failure():
             pass
 
     def forget(self) -> None:
         """Begin anew, in a forked child: the thread is its parent's."""
-        self._steps, self._thread, self._others = queue.Queue(MOST_STEPS), None, None
+        self._steps, self._thread, self._others = queue.SimpleQueue(), None, None
         self._haste = threading.Event()
 
     def _tell(self) -> None:
@@ -83,7 +84,7 @@ class Handing:
             if isinstance(step, threading.Event):
                 step.set()
                 continue
-            scalars = {**self._of_others(step), **step.scalars}
+            scalars = {**self._of_others(step), **step.totals.scalars()}
             for run in step.runs:
                 try:
                     run.log(step.number, scalars)
