@@ -124,7 +124,9 @@ class Asked:
         config = folder / "prometheus.yml"
         config.write_text(json.dumps(settings))  # YAML is a superset of it
         subprocess.run(["promtool", "check", "config", config], check=True, capture_output=True)
-        port = 19464
+        with socket.socket() as free:  # Prometheus does not say which port it took
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{port}"
         self.process = subprocess.Popen(
             ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}", "--log.level=error",
@@ -188,6 +190,12 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     for process in (ask.process, program, *(one.process for one in views.values())):
         process.terminate()
         process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> str:
+    """The shipped Recording as a file."""
+    return write(Recording.open(SHIPPED))
 
 
 @pytest.fixture(scope="module")
@@ -261,10 +269,11 @@ def test_only_the_token_opens(scraped: Scraped) -> None:
 
 
 @with_prometheus
-def test_promtool_has_nothing_to_say() -> None:
+def test_promtool_has_nothing_to_say(shipped: str) -> None:
     """The names follow Prometheus's own rules."""
-    text = write(Recording.open(SHIPPED))
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=shipped, text=True, capture_output=True, check=False
+    )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
@@ -279,9 +288,11 @@ def test_the_shipped_configuration(tmp_path: Path) -> None:
 # ---- what a scrape says -----------------------------------------------------------------------------------------
 
 
-def test_openmetrics() -> None:
+def test_openmetrics(tmp_path: Path) -> None:
     """A scraper that asks for OpenMetrics gets it, and the strict parser reads it."""
-    found = Scrapes(SHIPPED, LIMITS)(OPENMETRICS)
+    records = [span("actor.update", 1, 2), sample("actor.params_bytes", 1.5, 7)]
+    run = Written(tmp_path / "run").process("p", *records, ended_s=3, rank=0, role="worker").folder
+    found = Scrapes(run, LIMITS)(OPENMETRICS)
     assert isinstance(found, tuple)
     content_type, text = found
     assert content_type.startswith(openmetrics.exposition.CONTENT_TYPE_LATEST.partition(";")[0])
@@ -385,9 +396,9 @@ def test_the_dashboard_fits_grafanas_schema() -> None:
     assert given_back() != made
 
 
-def test_the_dashboard_names_what_is_served() -> None:
+def test_the_dashboard_names_what_is_served(shipped: str) -> None:
     """Each name in a query of the dashboard is a metric of a scrape."""
-    served = {family.name for family in parsed(write(Recording.open(SHIPPED)))}
+    served = {family.name for family in parsed(shipped)}
     named = set(re.findall(r"rltrace_\w+", " ".join(_dashboard().queries()) + _dashboard().made()))
     named -= {"rltrace_run_info"}
     families = {re.sub("_(total|sum|count|bucket)$", "", name) for name in named}
