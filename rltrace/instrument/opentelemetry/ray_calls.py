@@ -46,8 +46,13 @@ class RayContext:
 
 def name_sending(patches: PatchSet, _hook: Hook) -> None:
     """Name the hook on what every call passes through."""
-    module = next(name for name in SIGNATURES if importlib.util.find_spec(name) is not None)
-    patches.arguments(f"{module}:flatten_args", send)
+    patches.arguments(f"{next(filter(_is_there, SIGNATURES))}:flatten_args", send)
+
+
+def _is_there(module: str) -> bool:
+    """Tell whether a module can be imported; `find_spec` alone raises if its package cannot."""
+    package, _, _ = module.rpartition(".")
+    return importlib.util.find_spec(package) is not None and importlib.util.find_spec(module) is not None
 
 
 def send(_hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
