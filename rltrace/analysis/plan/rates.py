@@ -24,10 +24,15 @@ class Duration(msgspec.Struct, frozen=True):
     """How long a phase takes."""
 
     phase: str
+    """Its name."""
     bytes: int
+    """What it moves."""
     least_seconds: float
+    """At the fastest measured rate."""
     most_seconds: float
+    """At the slowest."""
     source: str
+    """Where the rates were measured."""
 
 
 def durations(settings: Settings, run: Run, known: Measured | None) -> list[Duration]:

@@ -25,6 +25,8 @@ NAMES = Names(
     utilization="rollout.gpu_memory_utilization",
     bucket="rollout.bucket_megabytes",
     micro_batch="actor.micro_batch",
+    ref_offload="ref.offload",
+    offload="actor.offload",
 )
 
 
