@@ -11,11 +11,11 @@ help:  ## Show what can be made
 $(VENV)/run.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch  # first: the constraint picks its build before another package can ask for a larger one
-	$(PIP) --editable '.[run,view,pictures,report,sql]'
+	$(PIP) --editable '.[run,view,pictures,report,sql,otel,metrics]'
 	@touch $@
 
 $(VENV)/dev.done: $(VENV)/run.done
-	$(PIP) --editable '.[run,view,pictures,report,sql,dev,docs]'
+	$(PIP) --editable '.[run,view,pictures,report,sql,otel,metrics,dev,docs]'
 	@touch $@
 
 .PHONY: run

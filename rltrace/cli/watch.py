@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from rltrace.cli.completion import RUNS
 from rltrace.cli.echo import echo
-from rltrace.cli.runs import RUNS
 from rltrace.errors import RecordingError
 from rltrace.limits import Limits
 from rltrace.record import manifest

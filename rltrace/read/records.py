@@ -114,8 +114,8 @@ def last_record(data: bytes) -> list[Any] | None:
             found = msgpack.unpackb(data[at + 1 :], unicode_errors="replace", timestamp=1, strict_map_key=False)
         except (ValueError, TypeError, msgpack.UnpackException):
             found = None
-        if found.__class__ is list and len(found) > 2:
-            return found  # type: ignore[no-any-return]
+        if isinstance(found, list) and len(found) > 2:
+            return found
         if at < 0:
             break
     return None

@@ -52,7 +52,7 @@ def _ends(device: DeviceMemory) -> dict[str, Boundary]:
     found: dict[str, Boundary] = {}
     woken: set[int] = set()
     for one in device.boundaries:
-        if one.step is None or one.side != "end":
+        if one.step is None or one.phase is None or one.side != "end":
             continue
         if one.phase == "rollout.wake_kv_cache":
             woken.add(one.step)
@@ -64,7 +64,7 @@ def _ends(device: DeviceMemory) -> dict[str, Boundary]:
 def _handed_out(plan: Plan, device: DeviceMemory) -> Iterator[Beside]:
     """Yield the most that torch handed out to the trainer, if it counted that."""
     update = next(one for one in plan.phases if one.phase == "actor.update")
-    counted = [one.bytes for one in device.allocated_steps if "worker" in (one.process or "")]
-    if counted and max(counted):
+    counted_bytes = max((one.bytes for one in device.allocated_steps if "worker" in one.process), default=0)
+    if counted_bytes:
         planned = sum(size for owner, size in update.bytes.items() if owner in TRAINER)
-        yield Beside("actor.update: handed out by torch", planned, max(counted))
+        yield Beside("actor.update: handed out by torch", planned, counted_bytes)
