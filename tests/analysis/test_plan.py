@@ -220,11 +220,31 @@ def test_the_ceiling_fits_and_more_does_not(reference: Settings) -> None:
     largest = ceiling(plan(reference), "gpu_memory_utilization")
     at = plan(changed(reference, gpu_memory_utilization=largest.largest))
     above = plan(changed(reference, gpu_memory_utilization=largest.largest + 0.01))
-    assert at.verdict != DOES_NOT_FIT
-    assert above.verdict == DOES_NOT_FIT
+    assert (at.verdict == DOES_NOT_FIT, at.fails_in) == (False, None)
+    assert (above.verdict, above.fails_in) == (DOES_NOT_FIT, largest.limited_by)
     tightest = min(above.phases, key=lambda phase: above.card_bytes - phase.least_bytes)
     assert tightest.phase == largest.limited_by
     assert largest.recommended < largest.largest
+
+
+def test_an_engine_that_never_sleeps_ends_the_first_update(reference: Settings) -> None:
+    """Where the engine stays awake, memory runs out when the optimizer makes its states, not in the sync before it."""
+    awake = plan(changed(reference, sleep_level=0, is_staged=False, gpu_memory_utilization=0.6))
+    assert (awake.verdict, awake.fails_in) == (DOES_NOT_FIT, "actor.update")
+    relaunched = changed(reference, sleep_level=0, is_staged=False, is_relaunched=True, gpu_memory_utilization=0.6)
+    away = msgspec.structs.replace(relaunched.trainer, offload=True)
+    assert plan(msgspec.structs.replace(relaunched, trainer=away)).verdict == FITS
+
+
+def test_offloading_gives_its_bytes_to_the_kv_cache(reference: Settings) -> None:
+    """Parameters and states that are away leave room for their size; in the update they are back."""
+    away = msgspec.structs.replace(reference, trainer=msgspec.structs.replace(reference.trainer, offload=True))
+    stay, gone = ({one.phase: one for one in plan(each).phases} for each in (reference, away))
+    states = stay["rollout.generate"].bytes["actor.params"] + stay["rollout.generate"].bytes["actor.optimizer"]
+    less = stay["rollout.generate"].least_bytes - gone["rollout.generate"].least_bytes
+    assert less == pytest.approx(states, rel=0.01)
+    assert "actor.optimizer" not in gone["weight_sync"].bytes
+    assert gone["actor.update"].least_bytes == pytest.approx(stay["actor.update"].least_bytes, rel=0.02)
 
 
 def test_an_engine_that_asks_for_too_much_is_refused(reference: Settings) -> None:

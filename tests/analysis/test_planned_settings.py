@@ -57,12 +57,17 @@ def test_room_is_for_larger_micro_batches(analysed: Analysed) -> None:
 
 
 def test_out_of_memory_in_the_rollout(analysed: Analysed, configured: Callable[..., None]) -> None:
-    """Where the KV cache does not fit, a smaller share comes first, with the value that fits by plan."""
+    """Where the KV cache does not fit, what frees most there comes first, and a smaller share with the value that fits
+    by plan."""
     configured("rollout", gpu_memory_utilization=0.9)
     (finding,) = failed(analysed, "rollout.wake_kv_cache")
-    assert finding.settings[0].change == "rollout.gpu_memory_utilization: 0.786 instead of 0.9"
+    assert [setting.change for setting in finding.settings] == [
+        "actor.offload: true instead of false",
+        "rollout.gpu_memory_utilization: 0.786 instead of 0.9",
+    ]
     assert "Memory ran out in rollout.wake_kv_cache" in finding.title
     assert "by plan it then fits" in finding.title
+    assert finding.bytes == pytest.approx(22.9 * 2**30, rel=0.01)
     assert finding.evidence.phases == ["rollout.wake_kv_cache"]
 
 

@@ -55,7 +55,7 @@ def ceilings(settings: Settings, run: Run, known: Measured | None) -> list[Ceili
     found = []
     if settings.engine is not None:
         found += [_utilization(settings, run, margin), _kv_tokens(settings, run, margin)]
-        if settings.sync is not None:
+        if settings.sync is not None and settings.sync.buckets:
             found.append(_bucket(settings, run, margin))
     found.append(_micro_batch(settings, run, known, margin))
     return found

@@ -70,7 +70,7 @@ def _smaller(settings: Settings, run: Run, known: Measured | None) -> Iterator[t
         yield names.micro_batch, str(trainer.sequences), str(half), changed
     if trainer.has_ref and not trainer.ref_offload and names.ref_offload:
         yield names.ref_offload, "false", "true", _with_trainer(settings, ref_offload=True)
-    if not trainer.offload and names.offload and not settings.offload_stays_cached:
+    if not trainer.offload and names.offload:
         yield names.offload, "false", "true", _with_trainer(settings, offload=True)
     if not trainer.recompute and names.recompute:
         yield names.recompute, "false", "true", _with_trainer(settings, recompute=True)

@@ -40,6 +40,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     is_staged: bool = True
     """True: weights wake, the sync goes, then the KV cache wakes."""
     sleep_level: int = 2
+    is_relaunched: bool = False
+    """The engine ends after a rollout, and a new one starts for the next."""
     tensor_parallel: int = 1
     weight_bytes: float = 2
     kv_element_bytes: float = 2

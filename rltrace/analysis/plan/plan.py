@@ -72,6 +72,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What the fullest phase leaves of the card; negative if the caches have to be given back, or it does not fit."""
     verdict: str
     """`fits`, `may not fit` if that is within the uncertainty, `does not fit`, or `the engine refuses to start`."""
+    fails_in: str | None
+    """The phase in which memory runs out first, of the first step or a later one; None if all fit."""
     owners: dict[str, PlannedOwner]
     """By owner of the ledger."""
     phases: list[PlannedPhase]
@@ -112,6 +114,7 @@ def plan(settings: Settings, known: Measured | None = None) -> Plan:
         uncertainty_bytes=uncertainty_bytes(fullest),
         headroom_bytes=settings.card.total_bytes - fullest.used_bytes,
         verdict=verdict(settings, run),
+        fails_in=phases.first_without_room(settings, run, known),
         owners=_owners(run.phases, fullest, stages),
         phases=[_phase(settings, held) for held in run.phases],
         ceilings=ceilings(settings, run, known),

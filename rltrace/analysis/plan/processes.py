@@ -30,6 +30,13 @@ def fixed(settings: Settings, known: Measured | None) -> dict[str, Amount]:
     return assumed | taken
 
 
+def without_engine(always: dict[str, Amount]) -> dict[str, Amount]:
+    """Return the same while there is no engine."""
+    mine = total(constants.TRAINER_CONTEXT, constants.TRAINER_KERNELS)
+    alone = {owner: amount for owner, amount in always.items() if not owner.startswith("rollout.")}
+    return alone | {"cuda.context": mine}
+
+
 def _contexts(settings: Settings) -> Amount:
     own = [constants.TRAINER_CONTEXT, constants.TRAINER_KERNELS]
     if settings.engine is not None:

@@ -37,7 +37,7 @@ class Duration(msgspec.Struct, frozen=True):
 
 def durations(settings: Settings, run: Run, known: Measured | None) -> list[Duration]:
     """Return how long the phases take that move whole models or caches."""
-    if settings.engine is None:
+    if settings.engine is None or settings.engine.is_relaunched:  # launching has no rate
         return []
     amounts = {owner: amount.bytes for held in run.phases for owner, amount in held.bytes.items()}
     moved = {"rollout.wake_weights": amounts[WEIGHTS], "rollout.wake_kv_cache": amounts[KV]}

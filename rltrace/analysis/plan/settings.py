@@ -50,8 +50,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences of a rank in a minibatch: a micro-batch cannot have more."""
     shares_process: bool = False
     """The engine runs in the trainer's process, so that there is one context."""
-    offload_stays_cached: bool = False
-    """Whether what is offloaded before the KV cache wakes still lies in torch's cache then."""
     is_measured: bool = True
     """Whether runs of this framework, sharded like this, were compared with plan's figures."""
     unknown: tuple[str, ...] = ()

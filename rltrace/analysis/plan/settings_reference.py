@@ -60,13 +60,13 @@ def settings(config: Mapping[str, Any], card: Card) -> Settings:
         engine=_engine(config, card, model, tokens, sequences),
         sync=Sync(
             bucket_bytes=int(rollout["bucket_megabytes"] * MEBIBYTE),
-            buckets=rollout["buckets"],
+            buckets=0 if rollout["wake_up"] == "relaunch" else rollout["buckets"],
             element_bytes=2,
             keeps=rollout["keep_buckets"],
+            is_freed_at_once=actor["offload"],
         ),
         names=NAMES,
         most_sequences=in_minibatch,
-        offload_stays_cached=True,
     )
 
 
@@ -86,6 +86,7 @@ def _engine(config: Mapping[str, Any], card: Card, model: ModelShape, tokens: in
         graph_sizes=graph_sizes(slots),
         is_staged=rollout["wake_up"] == "staged",
         sleep_level=rollout["sleep_level"],
+        is_relaunched=rollout["wake_up"] == "relaunch",
     )
 
 

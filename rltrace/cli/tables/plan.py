@@ -31,8 +31,9 @@ def _headline(found: Plan) -> Iterator[str]:
         f"{found.framework} · {found.parameters:,} parameters · {ranks} · {found.card}, "
         f"{figures.size(found.card_bytes)}"
     )
+    where = f" (memory runs out in {found.fails_in})" if found.fails_in is not None else ""
     yield (
-        f"{found.verdict}: peak {figures.size(found.peak_bytes)} ± {figures.size(found.uncertainty_bytes)} in "
+        f"{found.verdict}{where}: peak {figures.size(found.peak_bytes)} ± {figures.size(found.uncertainty_bytes)} in "
         f"{found.peak_phase}, {figures.size(found.headroom_bytes)} left on each GPU"
     )
 
