@@ -51,7 +51,7 @@ def plan(
     from rltrace.analysis.plan.plan import plan as planned
 
     wanted = asked.Wanted(gpu=gpu, ranks=gpus, model=model, shape=shape)
-    known = _measured(like, limits) if like is not None else None
+    known = _like(like, wanted, limits) if like is not None else None
     if words and _is_recording(words[0]):
         question = _of_recording(words, wanted, limits)
     else:
@@ -79,7 +79,20 @@ def _of_recording(words: tuple[str, ...], wanted: Any, limits: Limits) -> Asked:
     return asked.of_manifest(manifest, words[0], words[1:], wanted, known)
 
 
-def _measured(run: str, limits: Limits) -> Measured | None:
+def _like(run: str, wanted: Any, limits: Limits) -> Measured:
+    """Return what a Recording measured, with its engine's settings if plan knows them."""
+    from rltrace.analysis.plan import asked
+
+    known = _measured(run, limits)
+    try:
+        return (
+            asked.of_manifest(open_run(run, limits).manifest, run, (), wanted._replace(gpu=None), known).known or known
+        )
+    except ConfigError:  # of another framework, or of a model that is elsewhere: the rest is as good
+        return known
+
+
+def _measured(run: str, limits: Limits) -> Measured:
     from rltrace.analysis.figures import figures
     from rltrace.analysis.plan.measured import of_summary
 

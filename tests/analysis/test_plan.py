@@ -296,7 +296,7 @@ SMALL = ModelShape(
 def peak(**values: Any) -> int:
     """Return the most that torch hands out to a small trainer in an update."""
     trainer = Trainer(model=SMALL, sequences=4, log_prob_sequences=4, sequence_tokens=512, **values)
-    return sum(walk(trainer)["actor.update"].most.owners.values())
+    return sum(walk(trainer).stages["actor.update"].most.owners.values())
 
 
 def test_settings_of_a_trainer_change_its_peak() -> None:

@@ -31,14 +31,14 @@ def judge(run: Run) -> list[Finding]:
     known = of_summary(run.summary.run.path, run.summary)
     if known is None:
         raise UnjudgeableError(NOT_MEASURED)
-    settings = _settings(run, known)
+    settings, known = _settings(run, known)
     if run.summary.out_of_memory:
         return _out_of_memory(run, settings, known, run.summary.out_of_memory[0])
     return _free(run, settings, known)
 
 
-def _settings(run: Run, known: Measured) -> Settings:
-    """Return the settings of the run.
+def _settings(run: Run, known: Measured) -> tuple[Settings, Measured]:
+    """Return the settings of the run, and what it measured by them.
 
     Raises:
         UnjudgeableError: plan does not know them.
@@ -46,7 +46,8 @@ def _settings(run: Run, known: Measured) -> Settings:
     nothing_else = asked.Wanted(gpu=None, ranks=None, model=None, shape="")
     try:
         manifest = run.seen.recording.manifest
-        return asked.of_manifest(manifest, "its command", (), nothing_else, known).settings
+        found = asked.of_manifest(manifest, "its command", (), nothing_else, known)
+        return found.settings, found.known or known
     except ConfigError as lacking:
         raise UnjudgeableError(f"plan does not know its settings: {lacking}") from None
 

@@ -20,7 +20,7 @@ CAPTURE_CONTEXT = mebibytes(18, 10, f"growth while graphs are captured: 18 MiB (
 NCCL_GROUP = mebibytes(460, 60, f"the trainer's communicator: 458 MiB ({_8B}), 464 on H100")
 NCCL_SYNC = mebibytes(474, 60, f"the first all-gather of a sync: 474 MiB ({_8B})")
 NCCL_VERL = mebibytes(844, 60, f"verl's communicators: 844 MiB ({_VERL})")
-NCCL_ALONE = mebibytes(300, 300, "one rank: between 0 and 558 MiB; not recorded yet, a Recording tells")
+NCCL_ALONE = mebibytes(656, 60, "the communicator of one rank, before its first collective: 656 MiB (H100)")
 
 WORKER_REST = mebibytes(5, 40, f"small tensors of no owner: 5 MiB ({_8B})")
 
@@ -36,7 +36,7 @@ GRAPH_LAYER_BYTES = 1.9 * (1 << 20)
 GRAPH_SIZES = 11
 GRAPH_POOL = mebibytes(38, 30, f"private pools before anything is captured: 56 ({_8B}) and 20 MiB (1.7B on H100)")
 
-CACHED = mebibytes(19, 30, f"left in both caches after they were emptied: 19 MiB ({_8B}), 28 ({_VERL})")
+CACHED = mebibytes(10, 30, f"left in the engine's cache: 0 to 37 MiB beside what the trainer's is computed to ({_8B})")
 
 LOGIT_BYTES = 18
 """A number of the sampled logits over the whole vocabulary: in bf16, in fp32 as the sampler gets it, its probabilities,

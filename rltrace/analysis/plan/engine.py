@@ -93,9 +93,8 @@ def profiled(engine: Engine) -> int:
     return max(layer, logits + 2 * tokens * model.hidden_size)
 
 
-def beside_kv_cache(engine: Engine) -> Amount:
+def beside_kv_cache(engine: Engine, rest: Amount = constants.PROFILE_REST) -> Amount:
     """Return what vLLM takes off `gpu_memory_utilization` before the KV cache gets the rest."""
-    rest = constants.PROFILE_REST
     used = weights(engine)[0] + profiled(engine)
     return Amount(used + rest.bytes, rest.uncertainty_bytes, rest.source)
 

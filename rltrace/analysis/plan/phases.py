@@ -7,9 +7,9 @@ from typing import NamedTuple
 from rltrace.analysis.plan import constants, engine, processes
 from rltrace.analysis.plan.amount import Amount
 from rltrace.analysis.plan.constants import SHARE
-from rltrace.analysis.plan.measured import Measured
+from rltrace.analysis.plan.measured import Measured, weights_of
 from rltrace.analysis.plan.settings import Settings
-from rltrace.analysis.plan.training import Stage, walk
+from rltrace.analysis.plan.training import Stage, Steps, walk
 
 PARAMS, OPTIMIZER, REF = "actor.params", "actor.optimizer", "ref.params"
 WEIGHTS, KV, BUCKET = "rollout.weights", "rollout.kv_cache", "weight_sync.bucket"
@@ -51,28 +51,30 @@ class Run(NamedTuple):
     """What is used when the engine checks what is free."""
 
 
-def run(settings: Settings, known: Measured | None = None, stages: dict[str, Stage] | None = None) -> Run:
+def run(settings: Settings, known: Measured | None = None, steps: Steps | None = None) -> Run:
     """Return the phases of a steady step.
 
     Args:
         settings: The run.
         known: Figures of an earlier Recording.
-        stages: The trainer's phases, if they are known already.
+        steps: The trainer's phases, if they are known already.
     """
-    stages = walk(settings.trainer) if stages is None else stages
+    stages, left_bytes = walk(settings.trainer) if steps is None else steps
+    left = Amount(left_bytes + constants.CACHED.bytes, constants.CACHED.uncertainty_bytes, constants.CACHED.source)
     always = processes.fixed(settings, known)
     resting = _resting(settings, stages)
     trainer = [_training(settings, name, stage, always) for name, stage in stages.items()]
     if settings.engine is None:
         return Run(trainer, 0, Amount(0, 0, ""), 0)
-    beside = engine.beside_kv_cache(settings.engine)
+    rest = known.profile_rest if known is not None and known.profile_rest is not None else constants.PROFILE_REST
+    beside = engine.beside_kv_cache(settings.engine, rest)
     kv_bytes = engine.kv_cache(settings.engine, settings.card.cuda_bytes, beside)
-    awake = _awake(settings, kv_bytes, beside)
-    rollout = _rollout(settings, always, resting, awake)
+    awake = _awake(settings, kv_bytes, beside, known)
+    rollout = _rollout(settings, always, resting, awake, left)
     if settings.engine.is_relaunched:  # while the trainer works there is none
         alone = processes.without_engine(always)
         trainer = [_training(settings, name, stage, alone) for name, stage in stages.items()]
-        there = _rollout(settings, alone, resting, {})[-1].least_bytes
+        there = _rollout(settings, alone, resting, {}, left)[-1].least_bytes
         return Run([*rollout, *trainer], kv_bytes, beside, there + constants.ENGINE_CONTEXT.bytes)
     if settings.engine.sleep_level == 0:  # it never sleeps
         trainer = [_with(one, awake) for one in trainer]
@@ -108,11 +110,11 @@ def _resting(settings: Settings, stages: dict[str, Stage]) -> Bytes:
     return held | {UNATTRIBUTED: Amount(rest, constants.WORKER_REST.uncertainty_bytes, "cuBLAS's workspaces")}
 
 
-def _awake(settings: Settings, kv_bytes: int, beside: Amount) -> Bytes:
+def _awake(settings: Settings, kv_bytes: int, beside: Amount, known: Measured | None) -> Bytes:
     assert settings.engine is not None
-    mapped = engine.weights(settings.engine)[1]
+    mapped = computed(engine.weights(settings.engine)[1], "vLLM's fused shapes")
     return {
-        WEIGHTS: computed(mapped, "vLLM's fused shapes"),
+        WEIGHTS: weights_of(known, settings.engine) or mapped,
         KV: Amount(max(kv_bytes, 0), beside.uncertainty_bytes, beside.source),
     }
 
@@ -122,11 +124,11 @@ def _with(held: Held, more: Bytes) -> Held:
     return Held(held.phase, held.bytes | more, held.least_bytes + sum(sizes.values()), (held.end_bytes or {}) | sizes)
 
 
-def _rollout(settings: Settings, always: Bytes, resting: Bytes, awake: Bytes) -> list[Held]:
+def _rollout(settings: Settings, always: Bytes, resting: Bytes, awake: Bytes, left: Amount) -> list[Held]:
     """Return the phases from waking to sleep."""
     sync, own = settings.sync, settings.engine
     assert own is not None
-    left, is_away = constants.CACHED, settings.trainer.offload
+    is_away = settings.trainer.offload
     kept = {owner: amount for owner, amount in resting.items() if not is_away or owner not in (PARAMS, OPTIMIZER)}
     syncing = {owner: amount for owner, amount in resting.items() if not is_away or owner != OPTIMIZER}
     buckets = {} if sync is None else {BUCKET: computed(sync.bucket_bytes * sync.buckets, "the setting")}
@@ -195,7 +197,7 @@ def _training(settings: Settings, phase: str, stage: Stage, always: Bytes) -> He
     held[UNATTRIBUTED] = Amount(held.get(UNATTRIBUTED, rest).bytes + rest.bytes, rest.uncertainty_bytes, rest.source)
     cached = stage.most_reserved_bytes - sum(handed_out.values())
     within = int(max(cached, 0) * (0.05 if settings.is_measured else 0.3)) + constants.CACHED.uncertainty_bytes
-    held[CACHED] = Amount(cached + constants.CACHED.bytes // 2, within, "the allocator's own rules")
+    held[CACHED] = Amount(cached + constants.CACHED.bytes, within, "the allocator's own rules")
     fixed = _sum(always) + rest.bytes
     end = _at_end(stage, always)
     if settings.trainer.offload and phase == UPDATE:  # both have left when it ends, and the cache was emptied
@@ -210,4 +212,4 @@ def _at_end(stage: Stage, always: Bytes) -> dict[str, int]:
         name: size for name, size in end.items() if size
     }
     held[UNATTRIBUTED] = end.get(UNATTRIBUTED, 0) + constants.WORKER_REST.bytes
-    return held | {CACHED: stage.end.reserved_bytes - sum(end.values()) + constants.CACHED.bytes // 2}
+    return held | {CACHED: stage.end.reserved_bytes - sum(end.values()) + constants.CACHED.bytes}

@@ -100,8 +100,8 @@ def plan(settings: Settings, known: Measured | None = None) -> Plan:
         settings: The run.
         known: Figures of an earlier Recording.
     """
-    stages = walk(settings.trainer)
-    run = phases.run(settings, known, stages)
+    steps = walk(settings.trainer)
+    run = phases.run(settings, known, steps)
     fullest = max(run.phases, key=lambda held: held.used_bytes)
     return Plan(
         framework=settings.names.framework,
@@ -115,7 +115,7 @@ def plan(settings: Settings, known: Measured | None = None) -> Plan:
         headroom_bytes=settings.card.total_bytes - fullest.used_bytes,
         verdict=verdict(settings, run),
         fails_in=phases.first_without_room(settings, run, known),
-        owners=_owners(run.phases, fullest, stages),
+        owners=_owners(run.phases, fullest, steps.stages),
         phases=[_phase(settings, held) for held in run.phases],
         ceilings=ceilings(settings, run, known),
         durations=durations(settings, run, known),

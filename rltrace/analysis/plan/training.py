@@ -440,16 +440,24 @@ def model_of(trainer: Trainer, *, is_ref: bool) -> Sharded:
     return Sharded(group(norm, trainer.root_reshards), group(model.embedding(), True), layers, group(head, True))
 
 
-def walk(trainer: Trainer, steps: int = 2) -> dict[str, Stage]:
+class Steps(NamedTuple):
+    """The phases of the last step, and what it leaves."""
+
+    stages: dict[str, Stage]
+    left_bytes: int
+    """What is still cached when the cache was emptied: segments of which something is in use."""
+
+
+def walk(trainer: Trainer, steps: int = 2) -> Steps:
     """Return the phases of a step, by default of a steady one: the first makes the optimizer's states."""
     process = Walk(trainer)
     stages: dict[str, Stage] = {}
     for _ in range(steps):
-        process.allocator.empty_cache()
         stages["actor.old_log_prob"] = process.stage(partial(process.log_probs, process.actor))
         if (ref := process.ref) is not None:
             stages["ref.log_prob"] = process.stage(partial(process.log_probs, ref))
         stages["actor.update"] = process.stage(process.update)
         if trainer.offload:
             process.offload()
-    return stages
+        process.allocator.empty_cache()
+    return Steps(stages, process.allocator.reserved_bytes - process.allocator.allocated_bytes)
