@@ -158,7 +158,7 @@ def ceiling(out: Path, steps: int, ends: float) -> Iterator[str]:
     found = planned(out / CEILING, known, is_taken=True)
     largest = next(one for one in found.ceilings if one.setting.endswith("gpu_memory_utilization"))
     yield f"ceiling: {largest.setting} {largest.largest}, then {largest.limited_by} is full"
-    assert largest.largest is not None
+    assert largest.largest is not None and largest.recommended is not None
     tried = {
         "at_ceiling": largest.largest,
         "above_ceiling": round(largest.largest + BEYOND, 3),
