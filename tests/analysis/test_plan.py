@@ -14,7 +14,8 @@ from rltrace.analysis.plan import engine, overrides, settings_reference, setting
 from rltrace.analysis.plan.allocator import CachingAllocator
 from rltrace.analysis.plan.beside import Beside, beside
 from rltrace.analysis.plan.cards import CARDS, card_of
-from rltrace.analysis.plan.measured import Measured, of_summary
+from rltrace.analysis.plan.measured import Measured, of_summary, with_engine
+from rltrace.analysis.plan.phases import run as run_of
 from rltrace.analysis.plan.plan import DOES_NOT_FIT, FITS, REFUSES, Plan, plan
 from rltrace.analysis.plan.settings import Settings
 from rltrace.analysis.plan.shapes import ModelShape, read_shape, shape_of
@@ -196,6 +197,44 @@ def test_a_recording_makes_a_plan_nearer() -> None:
     assert found.recording == name
     sync = next(one for one in found.durations if one.phase == "weight_sync")
     assert 0.08 < sync.least_seconds == sync.most_seconds < 0.11
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_an_engines_own_figures_size_its_kv_cache(name: str) -> None:
+    """What vLLM took off its KV cache in a Recording makes the planned one that of the Recording, to a block."""
+    settings = settings_of(name, "H200")
+    known = of_summary(name, summary_of(name)[1])
+    assert known is not None and settings.engine is not None
+    own = with_engine(known, settings.engine)
+    kv_bytes = run_of(msgspec.structs.replace(settings, card=known.card), own).kv_bytes
+    assert kv_bytes == pytest.approx(
+        known.kv_cache_bytes, abs=2 * engine.kv_block_bytes(settings.engine) + 72 * MEBIBYTE
+    )
+    weights = plan(settings, own).owners["rollout.weights"]
+    assert (weights.bytes, weights.source) == (known.weights_bytes, f"measured in {name}")
+
+
+def test_segments_that_are_kept_are_counted() -> None:
+    """What stays reserved after the cache was emptied is that of runs: 257 and 136 MiB, and none for 8B on 4 ranks."""
+    middle = msgspec.structs.replace(
+        QWEN3_8B, hidden_size=2048, num_hidden_layers=28, num_attention_heads=16, intermediate_size=6144,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    left = [
+        walk(
+            Trainer(
+                model=model,
+                shards=shards,
+                sequences=batch,
+                log_prob_sequences=batch,
+                sequence_tokens=256,
+                ref_offload=True,
+            )
+        ).left_bytes
+        for model, shards, batch in ((middle, 1, 4), (middle, 2, 8), (middle, 2, 2), (QWEN3_8B, 4, 2))
+    ]
+    measured = [260, 154, 7, 10]
+    assert left == [pytest.approx(size * MEBIBYTE, abs=24 * MEBIBYTE) for size in measured]
 
 
 def changed(settings: Settings, **engine_values: Any) -> Settings:

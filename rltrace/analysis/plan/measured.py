@@ -20,6 +20,10 @@ NOT_FROM_SHAPES = ("cuda.context", "nccl", "rollout.graphs", "rollout.activation
 TAKEN_WITHIN = 32 << 20
 """How far they may be off then: two Recordings of one configuration differ by at most 26 MiB in each of these."""
 
+PLAUSIBLE_BYTES = 2 << 30
+"""How far vLLM may take more, or less, off its KV cache than plan computes, for its settings to be the ones that are
+read: the most in our Recordings is 0.2 GiB."""
+
 
 class Measured(msgspec.Struct, frozen=True):
     """Figures of a Recording."""
@@ -56,7 +60,7 @@ def with_engine(known: Measured, engine: Engine) -> Measured:
     """Return the same with what its own engine's settings make of its KV cache."""
     computed = beside_kv_cache(engine)
     took = ceil(engine.gpu_memory_utilization * known.card.cuda_bytes) - known.kv_cache_bytes
-    if not known.kv_cache_bytes or engine.kv_cache_memory_bytes is not None:
+    if not known.kv_cache_bytes or abs(took - computed.bytes) > PLAUSIBLE_BYTES:  # something else has sized it
         return known
     rest = constants.PROFILE_REST.bytes + took - computed.bytes
     amount = Amount(rest, TAKEN_WITHIN, f"measured in {known.path}")
