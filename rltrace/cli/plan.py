@@ -16,7 +16,9 @@ from rltrace.limits import Limits
 
 if TYPE_CHECKING:
     from rltrace.analysis.plan.asked import Asked
+    from rltrace.analysis.plan.beside import Beside
     from rltrace.analysis.plan.measured import Measured
+    from rltrace.analysis.plan.plan import Plan
 
 REFERENCE = "rltrace_reference"
 
@@ -63,7 +65,12 @@ def plan(
     from rltrace.cli.tables import console
     from rltrace.cli.tables.plan import show_plan
 
-    show_plan(found, console())
+    screen = console()
+    show_plan(found, screen)
+    if len(words) == 1 and _is_recording(words[0]):
+        from rltrace.cli.tables.plan import beside_line
+
+        screen.print(beside_line(_beside(found, words[0], limits)))
 
 
 def _is_recording(word: str) -> bool:
@@ -77,6 +84,15 @@ def _of_recording(words: tuple[str, ...], wanted: Any, limits: Limits) -> Asked:
     known = _measured(words[0], limits)
     manifest = open_run(words[0], limits).manifest
     return asked.of_manifest(manifest, words[0], words[1:], wanted, known)
+
+
+def _beside(found: Plan, run: str, limits: Limits) -> list[Beside]:
+    """Return a plan's figures beside those of the run's fullest GPU."""
+    from rltrace.analysis.figures import figures
+    from rltrace.analysis.plan.beside import beside
+
+    devices = figures(open_run(run, limits)).summary.memory
+    return list(beside(found, max(devices, key=lambda device: device.peak_bytes)))
 
 
 def _like(run: str, wanted: Any, limits: Limits) -> Measured:

@@ -129,6 +129,7 @@ def test_the_screen_says_what_the_json_does() -> None:
     for one in found["ceilings"]:
         assert one["setting"].rpartition(".")[2] in done.stdout
     assert f"taken from {OURS}" in " ".join(done.stdout.split())
+    assert "its peak was 62.86 GiB; 84 of 84 figures are within 5 % or 512 MiB" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(
