@@ -275,6 +275,16 @@ def test_an_engine_that_never_sleeps_ends_the_first_update(reference: Settings) 
     assert plan(msgspec.structs.replace(relaunched, trainer=away)).verdict == FITS
 
 
+def test_buckets_that_are_kept_are_there_in_the_update(reference: Settings) -> None:
+    """Buckets that stay from step to step are an owner in every phase after the sync."""
+    assert reference.sync is not None
+    keeping = msgspec.structs.replace(reference.sync, keeps=True)
+    for settings, is_kept in ((reference, False), (msgspec.structs.replace(reference, sync=keeping), True)):
+        held = {one.phase: one.bytes.get("weight_sync.bucket", 0) for one in plan(settings).phases}
+        assert held["weight_sync"] == 1024 * MEBIBYTE
+        assert held["actor.update"] == held["rollout.generate"] == is_kept * 1024 * MEBIBYTE
+
+
 def test_offloading_gives_its_bytes_to_the_kv_cache(reference: Settings) -> None:
     """Parameters and states that are away leave room for their size; in the update they are back."""
     away = msgspec.structs.replace(reference, trainer=msgspec.structs.replace(reference.trainer, offload=True))

@@ -71,6 +71,8 @@ def run(settings: Settings, known: Measured | None = None, steps: Steps | None =
     kv_bytes = engine.kv_cache(settings.engine, settings.card.cuda_bytes, beside)
     awake = _awake(settings, kv_bytes, beside, known)
     rollout = _rollout(settings, always, resting, awake, left)
+    if settings.sync is not None and settings.sync.keeps:
+        trainer = [_with(one, _buckets(settings)) for one in trainer]
     if settings.engine.is_relaunched:  # while the trainer works there is none
         alone = processes.without_engine(always)
         trainer = [_training(settings, name, stage, alone) for name, stage in stages.items()]
@@ -131,7 +133,7 @@ def _rollout(settings: Settings, always: Bytes, resting: Bytes, awake: Bytes, le
     is_away = settings.trainer.offload
     kept = {owner: amount for owner, amount in resting.items() if not is_away or owner not in (PARAMS, OPTIMIZER)}
     syncing = {owner: amount for owner, amount in resting.items() if not is_away or owner != OPTIMIZER}
-    buckets = {} if sync is None else {BUCKET: computed(sync.bucket_bytes * sync.buckets, "the setting")}
+    buckets = _buckets(settings)
     stays = sync is not None and not sync.keeps and not sync.is_freed_at_once
     cached = left.bytes + (_sum(buckets) if stays else 0)
     after = always | kept | awake | {CACHED: Amount(cached, left.uncertainty_bytes, "the buckets of the sync, freed")}
@@ -148,6 +150,11 @@ def _rollout(settings: Settings, always: Bytes, resting: Bytes, awake: Bytes, le
         found += [] if sync is None else [_syncing(settings, during, buckets)]
         found += [] if is_awake else [_fixed("rollout.wake_kv_cache", after)]
     return [*found, Held("rollout.generate", generating, _sum(after))]
+
+
+def _buckets(settings: Settings) -> Bytes:
+    sync = settings.sync
+    return {} if sync is None else {BUCKET: computed(sync.bucket_bytes * sync.buckets, "the setting")}
 
 
 def _syncing(settings: Settings, during: Bytes, buckets: Bytes) -> Held:
