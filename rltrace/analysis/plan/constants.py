@@ -25,11 +25,14 @@ NCCL_ALONE = mebibytes(656, 60, "the communicator of one rank, before its first 
 WORKER_REST = mebibytes(5, 40, f"small tensors of no owner: 5 MiB ({_8B})")
 
 ENGINE_BUFFERS = mebibytes(105, 50, f"vLLM's inputs, sampler and cuBLAS workspace: 103 to 119 MiB ({_8B}, {_VERL})")
+WEIGHT_SEGMENTS = mebibytes(
+    38, 60, f"segments that loading leaves beside those of the tensors: 38 MiB ({_8B}; 1.7B on H100), 154 in {_VERL}"
+)
 PROFILE_REST = mebibytes(
     290,
     190,
-    f"what vLLM takes off its KV cache beside weights and activations: 330 ({_8B}), 306 (1.7B on H100), 120 MiB "
-    f"({_VERL})",
+    f"what vLLM takes off its KV cache beside weights and activations: 330 ({_8B}), 306 and 272 (1.7B on H100, with "
+    f"graphs and without), 120 MiB ({_VERL})",
 )
 GRAPH_LAYER_BYTES = 1.9 * (1 << 20)
 """A decoder layer's part of the graphs of 11 batch sizes (1 to 64): 68 MiB over 36 layers and 52 over 28."""

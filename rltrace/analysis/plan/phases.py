@@ -114,7 +114,8 @@ def _resting(settings: Settings, stages: dict[str, Stage]) -> Bytes:
 
 def _awake(settings: Settings, kv_bytes: int, beside: Amount, known: Measured | None) -> Bytes:
     assert settings.engine is not None
-    mapped = computed(engine.weights(settings.engine)[1], "vLLM's fused shapes")
+    fused = computed(engine.weights(settings.engine)[1], "vLLM's fused shapes")
+    mapped = constants.total(fused, constants.WEIGHT_SEGMENTS)
     return {
         WEIGHTS: weights_of(known, settings.engine) or mapped,
         KV: Amount(max(kv_bytes, 0), beside.uncertainty_bytes, beside.source),
