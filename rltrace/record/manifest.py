@@ -50,6 +50,7 @@ _SECRET_WORD = re.compile(
 _NAMED_VALUE = re.compile(
     r"""(?P<name>[\w.-]+)(?P<between>["']?\s*[=:]\s*["']?)(?P<value>(?:(?:Basic|Bearer|Digest|Token)\s+)?[^\s"',;)}\]]+)"""
 )
+_IN_QUERY = re.compile(r"(?<=[?&])(?P<name>[\w.-]+)=(?P<value>[^&\s\"',;)}\]]+)")
 _ALSO_PROSE = frozenset({"key", "keys", "token"})
 """Before a colon these are words of a sentence, as in `unexpected key: loss`, and not names of secrets."""
 REDACTED = "[redacted]"
@@ -197,9 +198,14 @@ def redact_command(command: list[str]) -> list[str]:
 
 
 def redact_text(text: str) -> str:
-    """Return a sentence without the secrets in it: `api_key=X`, `'token': 'X'`, `Authorization: Bearer X`, `sk-X`."""
-    without_names = _NAMED_VALUE.sub(_redacted_value, text)
+    """Return a sentence without the secrets in it: `api_key=X`, `'token': 'X'`, `Authorization: Bearer X`, `sk-X`,
+    `https://host/?api_key=X`."""
+    without_names = _NAMED_VALUE.sub(_redacted_value, _IN_QUERY.sub(_redacted_parameter, text))
     return _SECRET_WORD.sub(REDACTED, _CREDENTIALS.sub(REDACTED, without_names))
+
+
+def _redacted_parameter(found: re.Match[str]) -> str:
+    return f"{found['name']}={REDACTED}" if is_secret(found["name"]) else found[0]
 
 
 def _redacted_value(found: re.Match[str]) -> str:

@@ -164,8 +164,13 @@ def _value(value: Any, kind: int) -> Any:
     if isinstance(value, (list, tuple)):
         if kind == _WRITTEN_KEY and any(isinstance(item, str) for item in value):
             return f"{len(value)} texts"
-        return [item if item.__class__ in _PLAIN else _value(item, kind) for item in value[:MOST_ITEMS]]
-    return f"<{type(value).__qualname__}>" if kind == _WRITTEN_KEY else _text(text_of(value))
+        return [_text(item) if isinstance(item, str) else _number(item) for item in value[:MOST_ITEMS]]
+    return _number(value)
+
+
+def _number(value: Any) -> Any:
+    """Return a number as it is. Of anything else it is the type: to print a tensor would wait for its GPU."""
+    return value if isinstance(value, (int, float)) else f"<{type(value).__qualname__}>"
 
 
 def _text(text: str) -> str:
