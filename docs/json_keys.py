@@ -17,6 +17,7 @@ from rltrace.analysis.checks import Checked
 from rltrace.analysis.difference import Difference
 from rltrace.analysis.findings import Why
 from rltrace.analysis.listing import ListedRun
+from rltrace.analysis.plan.plan import Plan
 from rltrace.analysis.summary import Summary
 
 PAGE = Path(__file__).with_name("json.md")
@@ -26,8 +27,8 @@ HEAD = """\
 # Keys of the JSON
 
 `rltrace summary --json` prints one [Summary](#summary), `rltrace why --json` one [Why](#why), `rltrace diff --json` one
-[Difference](#difference), `rltrace check --json` one [Checked](#checked), and `rltrace ls --json` a list of
-[ListedRun](#listedrun).
+[Difference](#difference), `rltrace check --json` one [Checked](#checked), `rltrace plan --json` one [Plan](#plan), and
+`rltrace ls --json` a list of [ListedRun](#listedrun).
 
 ```sh
 rltrace summary --json > summary.json
@@ -43,7 +44,7 @@ know.
 
 In Python the same value is `rltrace.analysis.summarize(rltrace.Recording.open(run))`.
 """
-ROOTS = (Summary, Why, Difference, Checked, ListedRun)
+ROOTS = (Summary, Why, Difference, Checked, Plan, ListedRun)
 JSON_TYPES = {
     "int": "integer",
     "float": "number",

@@ -90,6 +90,7 @@ FINDINGS = {
     "startup": "rltrace.analysis.findings.startup:judge",
     "kv_cache": "rltrace.analysis.findings.kv_cache:judge",
     "nearly_full": "rltrace.analysis.findings.nearly_full:judge",
+    "planned_settings": "rltrace.analysis.findings.planned_settings:judge",
     "memory_grows": "rltrace.analysis.findings.memory_grows:judge",
     "sleep_leaves": "rltrace.analysis.findings.sleep_leaves:judge",
     "allocator_cache": "rltrace.analysis.findings.allocator_cache:judge",

@@ -17,7 +17,9 @@ from rltrace.limits import Limits
 
 if TYPE_CHECKING:
     from rltrace.analysis.plan.asked import Asked
+    from rltrace.analysis.plan.beside import Beside
     from rltrace.analysis.plan.measured import Measured
+    from rltrace.analysis.plan.plan import Plan
 
 REFERENCE = "rltrace_reference"
 
@@ -52,7 +54,7 @@ def plan(
     from rltrace.analysis.plan.plan import plan as planned
 
     wanted = asked.Wanted(gpu=gpu, ranks=gpus, model=model, shape=shape)
-    known = _measured(like, limits) if like is not None else None
+    known = _like(like, wanted, limits) if like is not None else None
     if words and _is_recording(words[0]):
         question = _of_recording(words, wanted, limits)
     else:
@@ -64,7 +66,12 @@ def plan(
     from rltrace.cli.tables import console
     from rltrace.cli.tables.plan import show_plan
 
-    show_plan(found, console())
+    screen = console()
+    show_plan(found, screen)
+    if len(words) == 1 and _is_recording(words[0]):
+        from rltrace.cli.tables.plan import beside_line
+
+        screen.print(beside_line(_beside(found, words[0], limits)))
 
 
 def _is_recording(word: str) -> bool:
@@ -80,7 +87,29 @@ def _of_recording(words: tuple[str, ...], wanted: Any, limits: Limits) -> Asked:
     return asked.of_manifest(manifest, words[0], words[1:], wanted, known)
 
 
-def _measured(run: str, limits: Limits) -> Measured | None:
+def _beside(found: Plan, run: str, limits: Limits) -> list[Beside]:
+    """Return a plan's figures beside those of the run's fullest GPU."""
+    from rltrace.analysis.figures import figures
+    from rltrace.analysis.plan.beside import beside
+
+    devices = figures(open_run(run, limits)).summary.memory
+    return list(beside(found, max(devices, key=lambda device: device.peak_bytes)))
+
+
+def _like(run: str, wanted: Any, limits: Limits) -> Measured:
+    """Return what a Recording measured, with its engine's settings if plan knows them."""
+    from rltrace.analysis.plan import asked
+
+    known = _measured(run, limits)
+    try:
+        return (
+            asked.of_manifest(open_run(run, limits).manifest, run, (), wanted._replace(gpu=None), known).known or known
+        )
+    except ConfigError:  # of another framework, or of a model that is elsewhere: the rest is as good
+        return known
+
+
+def _measured(run: str, limits: Limits) -> Measured:
     from rltrace.analysis.figures import figures
     from rltrace.analysis.plan.measured import of_summary
 

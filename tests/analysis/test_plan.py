@@ -14,7 +14,8 @@ from rltrace.analysis.plan import engine, overrides, settings_reference, setting
 from rltrace.analysis.plan.allocator import CachingAllocator
 from rltrace.analysis.plan.beside import Beside, beside
 from rltrace.analysis.plan.cards import CARDS, card_of
-from rltrace.analysis.plan.measured import Measured, of_summary
+from rltrace.analysis.plan.measured import Measured, of_summary, with_engine
+from rltrace.analysis.plan.phases import run as run_of
 from rltrace.analysis.plan.plan import DOES_NOT_FIT, FITS, REFUSES, Plan, plan
 from rltrace.analysis.plan.settings import Settings
 from rltrace.analysis.plan.shapes import ModelShape, read_shape, shape_of
@@ -198,6 +199,44 @@ def test_a_recording_makes_a_plan_nearer() -> None:
     assert 0.08 < sync.least_seconds == sync.most_seconds < 0.11
 
 
+@pytest.mark.parametrize("name", SHIPPED)
+def test_an_engines_own_figures_size_its_kv_cache(name: str) -> None:
+    """What vLLM took off its KV cache in a Recording makes the planned one that of the Recording, to a block."""
+    settings = settings_of(name, "H200")
+    known = of_summary(name, summary_of(name)[1])
+    assert known is not None and settings.engine is not None
+    own = with_engine(known, settings.engine)
+    kv_bytes = run_of(msgspec.structs.replace(settings, card=known.card), own).kv_bytes
+    assert kv_bytes == pytest.approx(
+        known.kv_cache_bytes, abs=2 * engine.kv_block_bytes(settings.engine) + 72 * MEBIBYTE
+    )
+    weights = plan(settings, own).owners["rollout.weights"]
+    assert (weights.bytes, weights.source) == (known.weights_bytes, f"measured in {name}")
+
+
+def test_segments_that_are_kept_are_counted() -> None:
+    """What stays reserved after the cache was emptied is that of runs: 257 and 136 MiB, and none for 8B on 4 ranks."""
+    middle = msgspec.structs.replace(
+        QWEN3_8B, hidden_size=2048, num_hidden_layers=28, num_attention_heads=16, intermediate_size=6144,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    left = [
+        walk(
+            Trainer(
+                model=model,
+                shards=shards,
+                sequences=batch,
+                log_prob_sequences=batch,
+                sequence_tokens=256,
+                ref_offload=True,
+            )
+        ).left_bytes
+        for model, shards, batch in ((middle, 1, 4), (middle, 2, 8), (middle, 2, 2), (QWEN3_8B, 4, 2))
+    ]
+    measured = [260, 154, 7, 10]
+    assert left == [pytest.approx(size * MEBIBYTE, abs=24 * MEBIBYTE) for size in measured]
+
+
 def changed(settings: Settings, **engine_values: Any) -> Settings:
     """Return settings of which the engine's are others."""
     assert settings.engine is not None
@@ -220,11 +259,41 @@ def test_the_ceiling_fits_and_more_does_not(reference: Settings) -> None:
     largest = ceiling(plan(reference), "gpu_memory_utilization")
     at = plan(changed(reference, gpu_memory_utilization=largest.largest))
     above = plan(changed(reference, gpu_memory_utilization=largest.largest + 0.01))
-    assert at.verdict != DOES_NOT_FIT
-    assert above.verdict == DOES_NOT_FIT
+    assert (at.verdict == DOES_NOT_FIT, at.fails_in) == (False, None)
+    assert (above.verdict, above.fails_in) == (DOES_NOT_FIT, largest.limited_by)
     tightest = min(above.phases, key=lambda phase: above.card_bytes - phase.least_bytes)
     assert tightest.phase == largest.limited_by
     assert largest.recommended < largest.largest
+
+
+def test_an_engine_that_never_sleeps_ends_the_first_update(reference: Settings) -> None:
+    """Where the engine stays awake, memory runs out when the optimizer makes its states, not in the sync before it."""
+    awake = plan(changed(reference, sleep_level=0, is_staged=False, gpu_memory_utilization=0.6))
+    assert (awake.verdict, awake.fails_in) == (DOES_NOT_FIT, "actor.update")
+    relaunched = changed(reference, sleep_level=0, is_staged=False, is_relaunched=True, gpu_memory_utilization=0.6)
+    away = msgspec.structs.replace(relaunched.trainer, offload=True)
+    assert plan(msgspec.structs.replace(relaunched, trainer=away)).verdict == FITS
+
+
+def test_buckets_that_are_kept_are_there_in_the_update(reference: Settings) -> None:
+    """Buckets that stay from step to step are an owner in every phase after the sync."""
+    assert reference.sync is not None
+    keeping = msgspec.structs.replace(reference.sync, keeps=True)
+    for settings, is_kept in ((reference, False), (msgspec.structs.replace(reference, sync=keeping), True)):
+        held = {one.phase: one.bytes.get("weight_sync.bucket", 0) for one in plan(settings).phases}
+        assert held["weight_sync"] == 1024 * MEBIBYTE
+        assert held["actor.update"] == held["rollout.generate"] == is_kept * 1024 * MEBIBYTE
+
+
+def test_offloading_gives_its_bytes_to_the_kv_cache(reference: Settings) -> None:
+    """Parameters and states that are away leave room for their size; in the update they are back."""
+    away = msgspec.structs.replace(reference, trainer=msgspec.structs.replace(reference.trainer, offload=True))
+    stay, gone = ({one.phase: one for one in plan(each).phases} for each in (reference, away))
+    states = stay["rollout.generate"].bytes["actor.params"] + stay["rollout.generate"].bytes["actor.optimizer"]
+    less = stay["rollout.generate"].least_bytes - gone["rollout.generate"].least_bytes
+    assert less == pytest.approx(states, rel=0.01)
+    assert "actor.optimizer" not in gone["weight_sync"].bytes
+    assert gone["actor.update"].least_bytes == pytest.approx(stay["actor.update"].least_bytes, rel=0.02)
 
 
 def test_an_engine_that_asks_for_too_much_is_refused(reference: Settings) -> None:
@@ -276,7 +345,7 @@ SMALL = ModelShape(
 def peak(**values: Any) -> int:
     """Return the most that torch hands out to a small trainer in an update."""
     trainer = Trainer(model=SMALL, sequences=4, log_prob_sequences=4, sequence_tokens=512, **values)
-    return sum(walk(trainer)["actor.update"].most.owners.values())
+    return sum(walk(trainer).stages["actor.update"].most.owners.values())
 
 
 def test_settings_of_a_trainer_change_its_peak() -> None:

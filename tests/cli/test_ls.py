@@ -160,7 +160,7 @@ def test_help_has_commands_by_purpose() -> None:
     sections = re.findall(r"^(\w+):\n((?:  +\S.*\n)+)", said, re.MULTILINE)
     found = {title: re.findall(r"^  (\w+) ", rows, re.MULTILINE) for title, rows in sections if title != "Options"}
     assert found == {
-        "Run": ["exec", "run", "doctor"],
+        "Run": ["exec", "run", "doctor", "plan"],
         "See": ["summary", "why", "view", "report", "ls"],
         "Compare": ["diff", "check", "overhead"],
         "Data": ["sql", "export", "collect"],

@@ -25,6 +25,7 @@ WITHOUT_UNIT = {"phases", "unlabelled", "idle"}  # of `coverage`, whose parts ar
 WITHOUT_UNIT |= {"count", "mean", "least", "most", "ratio", "reward_mean", "tokens", "tokens_per_second"}
 WITHOUT_UNIT |= {"value", "limit", "baseline", "a", "b", "p50", "p95", "p99", "maximum"}
 WITHOUT_UNIT |= {"running", "waiting", "most_over_mean"}
+WITHOUT_UNIT |= {"now", "largest", "recommended"}  # of a setting, which has its `unit` beside
 """Counts, ratios, what a program or a sampler has named itself, and figures that have their unit in a key beside."""
 
 

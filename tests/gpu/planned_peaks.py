@@ -23,8 +23,9 @@ import msgspec
 from rltrace.analysis.figures import figures
 from rltrace.analysis.plan import settings_reference
 from rltrace.analysis.plan.beside import Beside, beside
-from rltrace.analysis.plan.measured import Measured, of_summary
+from rltrace.analysis.plan.measured import Measured, of_summary, with_engine
 from rltrace.analysis.plan.plan import Plan, plan
+from rltrace.analysis.plan.settings import Settings
 from rltrace.analysis.summary import Summary
 from rltrace.read.recording import Recording
 
@@ -111,8 +112,13 @@ def summary_of(folder: Path) -> Summary:
 
 def planned(folder: Path, known: Measured, *, is_taken: bool) -> Plan:
     """Return the plan of a case: from the card alone, or with what a Recording measured."""
+    return plan(settings_of(folder, known), known if is_taken else None)
+
+
+def settings_of(folder: Path, known: Measured) -> Settings:
+    """Return the settings of a case that has run."""
     config = json.loads((folder / "run" / "manifest.json").read_text())["config"]
-    return plan(settings_reference.settings(config, known.card), known if is_taken else None)
+    return settings_reference.settings(config, known.card)
 
 
 def case(out: Path, name: str, steps: int, ends: float) -> tuple[list[Beside], list[str]]:
@@ -146,12 +152,21 @@ def ceiling(out: Path, steps: int, ends: float) -> Iterator[str]:
     """Try the largest share of the card for the engine, and more than that: in the KV cache, and at the start."""
     known = of_summary(str(out / CEILING), summary_of(out / CEILING))
     assert known is not None
+    own = settings_of(out / CEILING, known).engine
+    assert own is not None
+    known = with_engine(known, own)
     found = planned(out / CEILING, known, is_taken=True)
     largest = next(one for one in found.ceilings if one.setting.endswith("gpu_memory_utilization"))
     yield f"ceiling: {largest.setting} {largest.largest}, then {largest.limited_by} is full"
-    assert largest.largest is not None
-    tried = {"at_ceiling": largest.largest, "above_ceiling": round(largest.largest + BEYOND, 3), "refused": REFUSED}
-    for name, value in tried.items():
+    assert largest.largest is not None and largest.recommended is not None
+    tried = {
+        "at_ceiling": largest.largest,
+        "above_ceiling": round(largest.largest + BEYOND, 3),
+        "recommended": largest.recommended,
+        "refused": REFUSED,
+    }
+    for wanted, value in tried.items():
+        name = f"{wanted}_{value:g}"  # a ceiling that has moved is another run
         config = changed(CASES[CEILING], steps)
         config["rollout"]["gpu_memory_utilization"] = value
         ended = run(out / name, config, ends)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rltrace.analysis.plan import overrides, settings_reference, settings_trl, settings_verl
 from rltrace.analysis.plan.cards import Card, card_of
-from rltrace.analysis.plan.measured import Measured
+from rltrace.analysis.plan.measured import Measured, with_engine
 from rltrace.analysis.plan.settings import Settings
 from rltrace.analysis.plan.shapes import ModelShape, read_shape, shape_of
 from rltrace.errors import ConfigError
@@ -80,9 +80,13 @@ def of_manifest(
     """
     config = manifest.get("config") or {}
     if set(config) >= REFERENCE_KEYS:
-        return Asked(settings_reference.settings(_ranked(config, wanted), _card(wanted, known)), known)
-    hydra, trl = _of_command([*manifest.get("command", ()), *words])
-    return Asked(_of_flat(hydra, trl, run, wanted, known), known)
+        settings = settings_reference.settings(_ranked(config, wanted), _card(wanted, known))
+    else:
+        hydra, trl = _of_command([*manifest.get("command", ()), *words])
+        settings = _of_flat(hydra, trl, run, wanted, known)
+    if known is not None and settings.engine is not None and not words:
+        known = with_engine(known, settings.engine)
+    return Asked(settings, known)
 
 
 def _of_command(words: Sequence[str]) -> tuple[overrides.Flat, overrides.Flat]:

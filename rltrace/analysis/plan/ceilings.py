@@ -29,14 +29,17 @@ class Ceiling(msgspec.Struct, frozen=True):
     setting: str
     """Its name in the framework."""
     now: float
+    """Its value in these settings."""
     largest: float | None
     """The largest value that fits, without a margin; none if not even the smallest does."""
     recommended: float | None
     """The largest value that leaves the margin."""
     margin_bytes: int
+    """What the recommended value leaves free."""
     limited_by: str
     """The phase that is full then, or what refuses a larger value."""
     unit: str = ""
+    """Of the values; empty for a share."""
 
 
 class Room(NamedTuple):
@@ -52,7 +55,7 @@ def ceilings(settings: Settings, run: Run, known: Measured | None) -> list[Ceili
     found = []
     if settings.engine is not None:
         found += [_utilization(settings, run, margin), _kv_tokens(settings, run, margin)]
-        if settings.sync is not None:
+        if settings.sync is not None and settings.sync.buckets:
             found.append(_bucket(settings, run, margin))
     found.append(_micro_batch(settings, run, known, margin))
     return found

@@ -20,23 +20,26 @@ CAPTURE_CONTEXT = mebibytes(18, 10, f"growth while graphs are captured: 18 MiB (
 NCCL_GROUP = mebibytes(460, 60, f"the trainer's communicator: 458 MiB ({_8B}), 464 on H100")
 NCCL_SYNC = mebibytes(474, 60, f"the first all-gather of a sync: 474 MiB ({_8B})")
 NCCL_VERL = mebibytes(844, 60, f"verl's communicators: 844 MiB ({_VERL})")
-NCCL_ALONE = mebibytes(300, 300, "one rank: between 0 and 558 MiB; not recorded yet, a Recording tells")
+NCCL_ALONE = mebibytes(656, 60, "the communicator of one rank, before its first collective: 656 MiB (H100)")
 
 WORKER_REST = mebibytes(5, 40, f"small tensors of no owner: 5 MiB ({_8B})")
 
 ENGINE_BUFFERS = mebibytes(105, 50, f"vLLM's inputs, sampler and cuBLAS workspace: 103 to 119 MiB ({_8B}, {_VERL})")
+WEIGHT_SEGMENTS = mebibytes(
+    38, 60, f"segments that loading leaves beside those of the tensors: 38 MiB ({_8B}; 1.7B on H100), 154 in {_VERL}"
+)
 PROFILE_REST = mebibytes(
     290,
     190,
-    f"what vLLM takes off its KV cache beside weights and activations: 330 ({_8B}), 306 (1.7B on H100), 120 MiB "
-    f"({_VERL})",
+    f"what vLLM takes off its KV cache beside weights and activations: 330 ({_8B}), 306 and 272 (1.7B on H100, with "
+    f"graphs and without), 120 MiB ({_VERL})",
 )
 GRAPH_LAYER_BYTES = 1.9 * (1 << 20)
 """A decoder layer's part of the graphs of 11 batch sizes (1 to 64): 68 MiB over 36 layers and 52 over 28."""
 GRAPH_SIZES = 11
 GRAPH_POOL = mebibytes(38, 30, f"private pools before anything is captured: 56 ({_8B}) and 20 MiB (1.7B on H100)")
 
-CACHED = mebibytes(19, 30, f"left in both caches after they were emptied: 19 MiB ({_8B}), 28 ({_VERL})")
+CACHED = mebibytes(10, 30, f"left in the engine's cache: 0 to 37 MiB beside what the trainer's is computed to ({_8B})")
 
 LOGIT_BYTES = 18
 """A number of the sampled logits over the whole vocabulary: in bf16, in fp32 as the sampler gets it, its probabilities,

@@ -40,6 +40,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     is_staged: bool = True
     """True: weights wake, the sync goes, then the KV cache wakes."""
     sleep_level: int = 2
+    is_relaunched: bool = False
+    """The engine ends after a rollout, and a new one starts for the next."""
     tensor_parallel: int = 1
     weight_bytes: float = 2
     kv_element_bytes: float = 2
@@ -91,9 +93,8 @@ def profiled(engine: Engine) -> int:
     return max(layer, logits + 2 * tokens * model.hidden_size)
 
 
-def beside_kv_cache(engine: Engine) -> Amount:
+def beside_kv_cache(engine: Engine, rest: Amount = constants.PROFILE_REST) -> Amount:
     """Return what vLLM takes off `gpu_memory_utilization` before the KV cache gets the rest."""
-    rest = constants.PROFILE_REST
     used = weights(engine)[0] + profiled(engine)
     return Amount(used + rest.bytes, rest.uncertainty_bytes, rest.source)
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from statistics import median
 
 import msgspec
 
 from rltrace.analysis.memory import DeviceMemory
+from rltrace.analysis.plan import constants
+from rltrace.analysis.plan.amount import Amount
 from rltrace.analysis.plan.cards import Card
+from rltrace.analysis.plan.engine import Engine, beside_kv_cache
 from rltrace.analysis.summary import Summary
 
 NOT_FROM_SHAPES = ("cuda.context", "nccl", "rollout.graphs", "rollout.activations")
 """Owners whose bytes a plan takes from a Recording, if there is one."""
 TAKEN_WITHIN = 32 << 20
 """How far they may be off then: two Recordings of one configuration differ by at most 26 MiB in each of these."""
+
+PLAUSIBLE_BYTES = 2 << 30
+"""How far vLLM may take more, or less, off its KV cache than plan computes, for its settings to be the ones that are
+read: the most in our Recordings is 0.2 GiB."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -25,6 +33,11 @@ class Measured(msgspec.Struct, frozen=True):
     bytes: dict[str, int]
     """The most of each owner in `NOT_FROM_SHAPES`; what nobody measured is not there."""
     kv_cache_bytes: int
+    weights_bytes: int
+    engine: Engine | None = None
+    """The settings of its engine, if plan knows them."""
+    profile_rest: Amount | None = None
+    """What vLLM took off its KV cache then, beside what follows from shapes."""
     sync_bytes_per_second: float | None = None
     wake_bytes_per_second: float | None = None
 
@@ -40,7 +53,28 @@ def measured(path: str, devices: Sequence[DeviceMemory], name: str = "") -> Meas
     peaks = {owner: peak.bytes for owner, peak in gpu.owner_peaks.items()}
     peaks |= {"rollout.activations": gpu.at_peak_bytes.get("rollout.activations", 0)}
     kept = {owner: peaks[owner] for owner in NOT_FROM_SHAPES if peaks.get(owner) and owner not in gpu.unknown}
-    return Measured(path, card, kept, peaks.get("rollout.kv_cache", 0))
+    return Measured(path, card, kept, peaks.get("rollout.kv_cache", 0), peaks.get("rollout.weights", 0))
+
+
+def with_engine(known: Measured, engine: Engine) -> Measured:
+    """Return the same with what its own engine's settings make of its KV cache."""
+    computed = beside_kv_cache(engine)
+    took = ceil(engine.gpu_memory_utilization * known.card.cuda_bytes) - known.kv_cache_bytes
+    if not known.kv_cache_bytes or abs(took - computed.bytes) > PLAUSIBLE_BYTES:  # something else has sized it
+        return known
+    rest = constants.PROFILE_REST.bytes + took - computed.bytes
+    amount = Amount(rest, TAKEN_WITHIN, f"measured in {known.path}")
+    return msgspec.structs.replace(known, engine=engine, profile_rest=amount)
+
+
+def weights_of(known: Measured | None, engine: Engine) -> Amount | None:
+    """Return what weights took, if the Recording had the same ones."""
+    same = known is not None and known.engine is not None and known.weights_bytes
+    if not same or known is None or known.engine is None:
+        return None
+    if (known.engine.model, known.engine.tensor_parallel) != (engine.model, engine.tensor_parallel):
+        return None
+    return Amount(known.weights_bytes, TAKEN_WITHIN, f"measured in {known.path}")
 
 
 def of_summary(path: str, summary: Summary) -> Measured | None:

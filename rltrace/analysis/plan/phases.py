@@ -7,14 +7,16 @@ from typing import NamedTuple
 from rltrace.analysis.plan import constants, engine, processes
 from rltrace.analysis.plan.amount import Amount
 from rltrace.analysis.plan.constants import SHARE
-from rltrace.analysis.plan.measured import Measured
+from rltrace.analysis.plan.measured import Measured, weights_of
 from rltrace.analysis.plan.settings import Settings
-from rltrace.analysis.plan.training import Stage, walk
+from rltrace.analysis.plan.training import Stage, Steps, walk
 
 PARAMS, OPTIMIZER, REF = "actor.params", "actor.optimizer", "ref.params"
 WEIGHTS, KV, BUCKET = "rollout.weights", "rollout.kv_cache", "weight_sync.bucket"
+UPDATE = "actor.update"
 CACHED, GATHER, UNATTRIBUTED = "allocator.cached", "weight_sync.gather", "unattributed"
 
+ROLLOUT_PHASES = ("rollout.wake_weights", "weight_sync", "rollout.wake_kv_cache", "rollout.generate")
 REMAINDERS = ("free", "unaccounted")
 """Rows of the ledger that a plan has not: what is left of the card, and what the ledger itself cannot name."""
 TRAINER = ("actor.params", "actor.grads", "actor.optimizer", "actor.activations", "ref.params", "unattributed")
@@ -49,28 +51,51 @@ class Run(NamedTuple):
     """What is used when the engine checks what is free."""
 
 
-def run(settings: Settings, known: Measured | None = None, stages: dict[str, Stage] | None = None) -> Run:
+def run(settings: Settings, known: Measured | None = None, steps: Steps | None = None) -> Run:
     """Return the phases of a steady step.
 
     Args:
         settings: The run.
         known: Figures of an earlier Recording.
-        stages: The trainer's phases, if they are known already.
+        steps: The trainer's phases, if they are known already.
     """
-    stages = walk(settings.trainer) if stages is None else stages
+    stages, left_bytes = walk(settings.trainer) if steps is None else steps
+    left = Amount(left_bytes + constants.CACHED.bytes, constants.CACHED.uncertainty_bytes, constants.CACHED.source)
     always = processes.fixed(settings, known)
     resting = _resting(settings, stages)
     trainer = [_training(settings, name, stage, always) for name, stage in stages.items()]
     if settings.engine is None:
         return Run(trainer, 0, Amount(0, 0, ""), 0)
-    beside = engine.beside_kv_cache(settings.engine)
+    rest = known.profile_rest if known is not None and known.profile_rest is not None else constants.PROFILE_REST
+    beside = engine.beside_kv_cache(settings.engine, rest)
     kv_bytes = engine.kv_cache(settings.engine, settings.card.cuda_bytes, beside)
-    amounts = _awake(settings, kv_bytes, beside)
+    awake = _awake(settings, kv_bytes, beside, known)
+    rollout = _rollout(settings, always, resting, awake, left)
+    if settings.sync is not None and settings.sync.keeps:
+        trainer = [_with(one, _buckets(settings)) for one in trainer]
+    if settings.engine.is_relaunched:  # while the trainer works there is none
+        alone = processes.without_engine(always)
+        trainer = [_training(settings, name, stage, alone) for name, stage in stages.items()]
+        there = _rollout(settings, alone, resting, {}, left)[-1].least_bytes
+        return Run([*rollout, *trainer], kv_bytes, beside, there + constants.ENGINE_CONTEXT.bytes)
     if settings.engine.sleep_level == 0:  # it never sleeps
-        trainer = [_with(one, amounts) for one in trainer]
-    rollout = _rollout(settings, always, resting, amounts)
+        trainer = [_with(one, awake) for one in trainer]
     params = resting[PARAMS].bytes
     return Run([*rollout, *trainer], kv_bytes, beside, processes.at_engine_start(settings, params))
+
+
+def first_without_room(settings: Settings, steady: Run, known: Measured | None) -> str | None:
+    """Return the phase that ends the run: the first that is too full, in the first step, where the optimizer has no
+    states yet, or in a later one; None if all fit."""
+    states = next((held.bytes[OPTIMIZER].bytes for held in steady.phases if OPTIMIZER in held.bytes), 0)
+    trainer = run(settings, known, walk(settings.trainer, steps=1)).phases
+    in_first = {held.phase: held.least_bytes for held in trainer}
+    for held in steady.phases:
+        if held.phase in ROLLOUT_PHASES:
+            in_first[held.phase] = held.least_bytes - (states if OPTIMIZER in held.bytes else 0)
+    in_later = {held.phase: held.least_bytes for held in steady.phases}
+    total = settings.card.total_bytes
+    return next((phase for step in (in_first, in_later) for phase in in_later if step[phase] > total), None)
 
 
 def computed(size_bytes: int, source: str) -> Amount:
@@ -80,18 +105,19 @@ def computed(size_bytes: int, source: str) -> Amount:
 
 def _resting(settings: Settings, stages: dict[str, Stage]) -> Bytes:
     """Return what the trainer holds between its phases."""
-    end = stages["actor.update"].end.owners
+    end = stages[UPDATE].end.owners
     own = {PARAMS: "shapes, divided over the ranks", OPTIMIZER: "its states for each parameter", REF: "shapes"}
     held = {owner: computed(end.get(owner, 0), source) for owner, source in own.items() if end.get(owner)}
     rest = end.get(UNATTRIBUTED, 0) + constants.WORKER_REST.bytes
     return held | {UNATTRIBUTED: Amount(rest, constants.WORKER_REST.uncertainty_bytes, "cuBLAS's workspaces")}
 
 
-def _awake(settings: Settings, kv_bytes: int, beside: Amount) -> Bytes:
+def _awake(settings: Settings, kv_bytes: int, beside: Amount, known: Measured | None) -> Bytes:
     assert settings.engine is not None
-    mapped = engine.weights(settings.engine)[1]
+    fused = computed(engine.weights(settings.engine)[1], "vLLM's fused shapes")
+    mapped = constants.total(fused, constants.WEIGHT_SEGMENTS)
     return {
-        WEIGHTS: computed(mapped, "vLLM's fused shapes"),
+        WEIGHTS: weights_of(known, settings.engine) or mapped,
         KV: Amount(max(kv_bytes, 0), beside.uncertainty_bytes, beside.source),
     }
 
@@ -101,32 +127,35 @@ def _with(held: Held, more: Bytes) -> Held:
     return Held(held.phase, held.bytes | more, held.least_bytes + sum(sizes.values()), (held.end_bytes or {}) | sizes)
 
 
-def _rollout(settings: Settings, always: Bytes, resting: Bytes, awake: Bytes) -> list[Held]:
+def _rollout(settings: Settings, always: Bytes, resting: Bytes, awake: Bytes, left: Amount) -> list[Held]:
     """Return the phases from waking to sleep."""
     sync, own = settings.sync, settings.engine
     assert own is not None
-    both = not own.is_staged or own.sleep_level == 0
-    weights = awake if both else {WEIGHTS: awake[WEIGHTS]}
-    left = constants.CACHED
-    present = {owner: amount for owner, amount in resting.items() if owner != OPTIMIZER or not settings.trainer.offload}
-    during = always | present | weights | {CACHED: left}
-    offloaded = {owner: amount for owner, amount in resting.items() if owner not in (PARAMS, OPTIMIZER)}
-    moved = present[PARAMS].bytes
-    kept = offloaded if settings.trainer.offload else resting
-    cached = left.bytes + (moved if settings.trainer.offload and settings.offload_stays_cached else 0)
-    buckets: Bytes = {}
-    if sync is not None:
-        size = sync.bucket_bytes * sync.buckets
-        buckets = {BUCKET: computed(size, "the setting")}
-        cached += 0 if sync.keeps or sync.is_freed_at_once else size
+    is_away = settings.trainer.offload
+    kept = {owner: amount for owner, amount in resting.items() if not is_away or owner not in (PARAMS, OPTIMIZER)}
+    syncing = {owner: amount for owner, amount in resting.items() if not is_away or owner != OPTIMIZER}
+    buckets = _buckets(settings)
+    stays = sync is not None and not sync.keeps and not sync.is_freed_at_once
+    cached = left.bytes + (_sum(buckets) if stays else 0)
     after = always | kept | awake | {CACHED: Amount(cached, left.uncertainty_bytes, "the buckets of the sync, freed")}
     after |= buckets if sync is not None and sync.keeps else {}
     grown = engine.generating(own)
     generating = after | {CACHED: Amount(cached + grown, left.uncertainty_bytes + grown // 2, "a prefill, and logits")}
-    wake = [] if own.sleep_level == 0 else [_fixed("rollout.wake_weights", during)]
-    syncing = [] if sync is None else [_syncing(settings, during, buckets)]
-    wake_kv = [] if both else [_fixed("rollout.wake_kv_cache", after)]
-    return [*wake, *syncing, *wake_kv, Held("rollout.generate", generating, _sum(after))]
+    found = []
+    is_awake = not own.is_staged or own.sleep_level == 0
+    if own.is_relaunched:
+        found.append(_fixed("weight_sync", after))
+    else:
+        during = always | syncing | (awake if is_awake else {WEIGHTS: awake[WEIGHTS]}) | {CACHED: left}
+        found += [] if own.sleep_level == 0 else [_fixed("rollout.wake_weights", during)]
+        found += [] if sync is None else [_syncing(settings, during, buckets)]
+        found += [] if is_awake else [_fixed("rollout.wake_kv_cache", after)]
+    return [*found, Held("rollout.generate", generating, _sum(after))]
+
+
+def _buckets(settings: Settings) -> Bytes:
+    sync = settings.sync
+    return {} if sync is None else {BUCKET: computed(sync.bucket_bytes * sync.buckets, "the setting")}
 
 
 def _syncing(settings: Settings, during: Bytes, buckets: Bytes) -> Held:
@@ -134,7 +163,7 @@ def _syncing(settings: Settings, during: Bytes, buckets: Bytes) -> Held:
     assert settings.sync is not None
     held = during | buckets | _gathers(settings)
     end = {owner: amount.bytes for owner, amount in (during | (buckets if settings.sync.keeps else {})).items()}
-    if not settings.sync.keeps and not settings.sync.is_freed_at_once:
+    if not settings.sync.keeps and settings.names.framework != "verl":  # verl empties its cache within the sync
         end[CACHED] += sum(amount.bytes for amount in buckets.values())
     return Held("weight_sync", held, _sum(held), end)
 
@@ -176,9 +205,12 @@ def _training(settings: Settings, phase: str, stage: Stage, always: Bytes) -> He
     held[UNATTRIBUTED] = Amount(held.get(UNATTRIBUTED, rest).bytes + rest.bytes, rest.uncertainty_bytes, rest.source)
     cached = stage.most_reserved_bytes - sum(handed_out.values())
     within = int(max(cached, 0) * (0.05 if settings.is_measured else 0.3)) + constants.CACHED.uncertainty_bytes
-    held[CACHED] = Amount(cached + constants.CACHED.bytes // 2, within, "the allocator's own rules")
+    held[CACHED] = Amount(cached + constants.CACHED.bytes, within, "the allocator's own rules")
     fixed = _sum(always) + rest.bytes
-    return Held(phase, always | held, fixed + stage.most_held_bytes, _at_end(stage, always))
+    end = _at_end(stage, always)
+    if settings.trainer.offload and phase == UPDATE:  # both have left when it ends, and the cache was emptied
+        end |= {PARAMS: 0, OPTIMIZER: 0, CACHED: constants.CACHED.bytes}
+    return Held(phase, always | held, fixed + stage.most_held_bytes, end)
 
 
 def _at_end(stage: Stage, always: Bytes) -> dict[str, int]:
@@ -188,4 +220,4 @@ def _at_end(stage: Stage, always: Bytes) -> dict[str, int]:
         name: size for name, size in end.items() if size
     }
     held[UNATTRIBUTED] = end.get(UNATTRIBUTED, 0) + constants.WORKER_REST.bytes
-    return held | {CACHED: stage.end.reserved_bytes - sum(end.values()) + constants.CACHED.bytes // 2}
+    return held | {CACHED: stage.end.reserved_bytes - sum(end.values()) + constants.CACHED.bytes}

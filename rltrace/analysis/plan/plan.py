@@ -21,6 +21,7 @@ class PlannedOwner(msgspec.Struct, frozen=True):
     peak_bytes: int
     """Its own most, in whatever phase."""
     peak_phase: str
+    """The phase of its own most."""
     uncertainty_bytes: int
     """How far `bytes` may be off."""
     source: str
@@ -31,40 +32,58 @@ class PlannedPhase(msgspec.Struct, frozen=True):
     """A phase at its fullest moment."""
 
     phase: str
+    """Its name, as the ledger has it."""
     used_bytes: int
     """With all that torch's caches keep."""
     least_bytes: int
     """What is used at least: torch gives its cache back before it runs out of memory."""
     free_bytes: int
-    """Negative: it does not fit."""
+    """What `used_bytes` leaves of the card; negative if the caches have to be given back."""
     uncertainty_bytes: int
+    """How far `used_bytes` may be off."""
     bytes: dict[str, int]
+    """By owner; they add up to `used_bytes`."""
     end_bytes: dict[str, int]
-    """When it ends, as the ledger has it at a phase boundary."""
+    """By owner when it ends, as the ledger has it at a phase boundary."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What one GPU of a run will hold; the ranks are alike."""
 
     version: int = 1
+    """Version of this format."""
     framework: str
+    """Whose settings were planned: `rltrace_reference`, `verl` or `TRL`."""
     parameters: int
     """Of the model, exactly."""
     ranks: int
+    """GPUs of the run."""
     card: str
+    """Name of the GPU."""
     card_bytes: int
+    """Its size by NVML."""
     peak_bytes: int
+    """What is used in the fullest phase."""
     peak_phase: str
+    """The fullest phase."""
     uncertainty_bytes: int
+    """How far `peak_bytes` may be off."""
     headroom_bytes: int
-    """What the fullest phase leaves of the card; negative if it does not fit."""
+    """What the fullest phase leaves of the card; negative if the caches have to be given back, or it does not fit."""
     verdict: str
     """`fits`, `may not fit` if that is within the uncertainty, `does not fit`, or `the engine refuses to start`."""
+    fails_in: str | None
+    """The phase in which memory runs out first, of the first step or a later one; None if all fit."""
     owners: dict[str, PlannedOwner]
+    """By owner of the ledger."""
     phases: list[PlannedPhase]
+    """The phases of a steady step, in their order."""
     ceilings: list[Ceiling]
+    """How far each setting can go."""
     durations: list[Duration]
+    """How long the phases take that move weights and caches."""
     kv_cache_tokens: int
+    """Tokens for which there is room in an engine's KV cache."""
     unknown: list[str]
     """What the settings leave open, and how a Recording would tell."""
     recording: str | None
@@ -81,8 +100,8 @@ def plan(settings: Settings, known: Measured | None = None) -> Plan:
         settings: The run.
         known: Figures of an earlier Recording.
     """
-    stages = walk(settings.trainer)
-    run = phases.run(settings, known, stages)
+    steps = walk(settings.trainer)
+    run = phases.run(settings, known, steps)
     fullest = max(run.phases, key=lambda held: held.used_bytes)
     return Plan(
         framework=settings.names.framework,
@@ -95,7 +114,8 @@ def plan(settings: Settings, known: Measured | None = None) -> Plan:
         uncertainty_bytes=uncertainty_bytes(fullest),
         headroom_bytes=settings.card.total_bytes - fullest.used_bytes,
         verdict=verdict(settings, run),
-        owners=_owners(run.phases, fullest, stages),
+        fails_in=phases.first_without_room(settings, run, known),
+        owners=_owners(run.phases, fullest, steps.stages),
         phases=[_phase(settings, held) for held in run.phases],
         ceilings=ceilings(settings, run, known),
         durations=durations(settings, run, known),

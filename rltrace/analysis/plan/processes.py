@@ -30,12 +30,23 @@ def fixed(settings: Settings, known: Measured | None) -> dict[str, Amount]:
     return assumed | taken
 
 
+def without_engine(always: dict[str, Amount]) -> dict[str, Amount]:
+    """Return the same while there is no engine."""
+    mine = total(constants.TRAINER_CONTEXT, constants.TRAINER_KERNELS)
+    alone = {owner: amount for owner, amount in always.items() if not owner.startswith("rollout.")}
+    return alone | {"cuda.context": mine}
+
+
 def _contexts(settings: Settings) -> Amount:
     own = [constants.TRAINER_CONTEXT, constants.TRAINER_KERNELS]
     if settings.engine is not None:
-        own += [constants.ENGINE_CONTEXT, constants.ENGINE_KERNELS]
+        own += [constants.ENGINE_KERNELS] if settings.shares_process else _engine_alone()
         own += [] if settings.engine.enforce_eager else [constants.CAPTURE_CONTEXT]
     return total(*own)
+
+
+def _engine_alone() -> list[Amount]:
+    return [constants.ENGINE_CONTEXT, constants.ENGINE_KERNELS]
 
 
 def _communicators(settings: Settings) -> Amount:
@@ -51,5 +62,5 @@ def at_engine_start(settings: Settings, params_bytes: int) -> int:
     groups = constants.NCCL_ALONE if settings.ranks == 1 else constants.NCCL_GROUP
     if settings.names.framework == "verl":
         groups = constants.NCCL_VERL
-    contexts = constants.TRAINER_CONTEXT.bytes + constants.ENGINE_CONTEXT.bytes
+    contexts = constants.TRAINER_CONTEXT.bytes + (0 if settings.shares_process else constants.ENGINE_CONTEXT.bytes)
     return params_bytes + contexts + groups.bytes + settings.card.reserved_bytes

@@ -24,15 +24,20 @@ class Duration(msgspec.Struct, frozen=True):
     """How long a phase takes."""
 
     phase: str
+    """Its name."""
     bytes: int
+    """What it moves."""
     least_seconds: float
+    """At the fastest measured rate."""
     most_seconds: float
+    """At the slowest."""
     source: str
+    """Where the rates were measured."""
 
 
 def durations(settings: Settings, run: Run, known: Measured | None) -> list[Duration]:
     """Return how long the phases take that move whole models or caches."""
-    if settings.engine is None:
+    if settings.engine is None or settings.engine.is_relaunched:  # launching has no rate
         return []
     amounts = {owner: amount.bytes for held in run.phases for owner, amount in held.bytes.items()}
     moved = {"rollout.wake_weights": amounts[WEIGHTS], "rollout.wake_kv_cache": amounts[KV]}

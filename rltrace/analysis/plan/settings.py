@@ -30,7 +30,10 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     utilization: str
     bucket: str
     micro_batch: str
-    kv_cache: str = "KV tokens"
+    ref_offload: str = ""
+    """Empty: there is no such setting."""
+    offload: str = ""
+    recompute: str = ""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +48,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     names: Names
     most_sequences: int
     """Sequences of a rank in a minibatch: a micro-batch cannot have more."""
-    offload_stays_cached: bool = False
-    """Whether what is offloaded before the KV cache wakes still lies in torch's cache then."""
+    shares_process: bool = False
+    """The engine runs in the trainer's process, so that there is one context."""
     is_measured: bool = True
     """Whether runs of this framework, sharded like this, were compared with plan's figures."""
     unknown: tuple[str, ...] = ()

@@ -25,6 +25,8 @@ NAMES = Names(
     utilization="rollout.gpu_memory_utilization",
     bucket="rollout.bucket_megabytes",
     micro_batch="actor.micro_batch",
+    ref_offload="ref.offload",
+    offload="actor.offload",
 )
 
 
@@ -58,9 +60,10 @@ def settings(config: Mapping[str, Any], card: Card) -> Settings:
         engine=_engine(config, card, model, tokens, sequences),
         sync=Sync(
             bucket_bytes=int(rollout["bucket_megabytes"] * MEBIBYTE),
-            buckets=rollout["buckets"],
+            buckets=0 if rollout["wake_up"] == "relaunch" else rollout["buckets"],
             element_bytes=2,
             keeps=rollout["keep_buckets"],
+            is_freed_at_once=actor["offload"],
         ),
         names=NAMES,
         most_sequences=in_minibatch,
@@ -83,6 +86,7 @@ def _engine(config: Mapping[str, Any], card: Card, model: ModelShape, tokens: in
         graph_sizes=graph_sizes(slots),
         is_staged=rollout["wake_up"] == "staged",
         sleep_level=rollout["sleep_level"],
+        is_relaunched=rollout["wake_up"] == "relaunch",
     )
 
 

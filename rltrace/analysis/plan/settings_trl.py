@@ -21,6 +21,7 @@ NAMES = Names(
     utilization="vllm_gpu_memory_utilization",
     bucket="(weights go one by one)",
     micro_batch="per_device_train_batch_size",
+    recompute="gradient_checkpointing",
 )
 DEFAULTS = {
     "per_device_train_batch_size": 8,
@@ -81,6 +82,7 @@ def settings(said: Mapping[str, Any], card: Card, model: ModelShape, where: str,
         sync=None,
         names=NAMES,
         most_sequences=sequences * values.whole("gradient_accumulation_steps"),
+        shares_process=True,
         is_measured=False,
         unknown=("how TRL's trainer keeps parameters and gradients: whole on every rank were taken, as DDP keeps them",)
         + (() if engine is not None else ("generation by transformers, whose cache is not in this plan",)),

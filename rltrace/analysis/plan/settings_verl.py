@@ -21,6 +21,9 @@ NAMES = Names(
     utilization=f"{ROLLOUT}.gpu_memory_utilization",
     bucket=f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
     micro_batch=f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+    ref_offload=f"{REF}.fsdp_config.param_offload",
+    offload=f"{ACTOR}.fsdp_config.param_offload",
+    recompute="actor_rollout_ref.model.enable_gradient_checkpointing",
 )
 DEFAULTS = {
     "algorithm.adv_estimator": "gae",
@@ -147,7 +150,11 @@ def _micro_batch(values: Values, in_minibatch: int) -> int:
             f"{values.where}: neither {NAMES.micro_batch} nor {ACTOR}.use_dynamic_bsz is set; give one of them"
         )
     size = values.whole(NAMES.micro_batch)
-    divided("sequences of a rank in a minibatch", in_minibatch, min(size, in_minibatch), NAMES.micro_batch)
+    if in_minibatch % min(size, in_minibatch):
+        raise ConfigError(
+            f"{values.where}: {NAMES.micro_batch}: {size} does not divide the {in_minibatch} sequences of a rank in a "
+            f"minibatch; give a divisor of {in_minibatch}"
+        )
     return size
 
 

@@ -98,6 +98,8 @@ class Walk:
         self.gathering: Block | None = None
         self.reducing: Block | None = None
         self.optimizer: list[Block] = []
+        self.away: list[int] = []
+        """Sizes of the states that are in host memory."""
         self.adapter_grads: Block | None = None
         self.workspaces = 0
         self.actor = model_of(trainer, is_ref=False)
@@ -155,6 +157,12 @@ class Walk:
         for group in self.ref.groups if self.ref is not None and not t.ref_offload else []:
             for size in self.sharded(group, t.ref_bytes):
                 self.take(size, "ref.params")
+
+    def offload(self) -> None:
+        """Take the states to host memory; the parameters are there again whenever the trainer works."""
+        self.away = [block.size_bytes for block in self.optimizer]
+        self.give(*self.optimizer, owner="actor.optimizer")
+        self.optimizer = []
 
     def place_others(self) -> None:
         """Make adapters, and DDP's buckets, which are as large as all gradients."""
@@ -378,8 +386,11 @@ class Walk:
         self._drop_gathering()
 
     def update(self) -> None:
-        """Make one optimizer step."""
+        """Make one optimizer step; states that are offloaded come back for it."""
         t = self.trainer
+        if self.away:
+            self.optimizer = [self.take(size, "actor.optimizer") for size in self.away]
+            self.away = []
         if t.trained is not None:
             self.adapter_grads = self.take(-(-t.trained // t.shards) * t.param_bytes, "actor.grads")
         for _ in range(MICRO_BATCHES):
@@ -399,7 +410,7 @@ class Walk:
         sizes = [size for group in self.actor.groups for size in self.sharded(group, t.param_bytes)]
         if t.trained is not None:
             sizes = [-(-t.trained // t.shards) * t.param_bytes]
-        if not self.optimizer:
+        if not self.optimizer and not self.away:
             states = [round(size * t.optimizer_bytes / t.param_bytes) for size in sizes for _ in range(t.states)]
             self.optimizer = [self.take(state, "actor.optimizer") for state in states]
         if t.optimizer_is_foreach:
@@ -429,14 +440,24 @@ def model_of(trainer: Trainer, *, is_ref: bool) -> Sharded:
     return Sharded(group(norm, trainer.root_reshards), group(model.embedding(), True), layers, group(head, True))
 
 
-def walk(trainer: Trainer) -> dict[str, Stage]:
-    """Return the phases of a steady step, after one that makes the optimizer's states."""
+class Steps(NamedTuple):
+    """The phases of the last step, and what it leaves."""
+
+    stages: dict[str, Stage]
+    left_bytes: int
+    """What is still cached when the cache was emptied: segments of which something is in use."""
+
+
+def walk(trainer: Trainer, steps: int = 2) -> Steps:
+    """Return the phases of a step, by default of a steady one: the first makes the optimizer's states."""
     process = Walk(trainer)
     stages: dict[str, Stage] = {}
-    for _ in range(2):
-        process.allocator.empty_cache()
+    for _ in range(steps):
         stages["actor.old_log_prob"] = process.stage(partial(process.log_probs, process.actor))
         if (ref := process.ref) is not None:
             stages["ref.log_prob"] = process.stage(partial(process.log_probs, ref))
         stages["actor.update"] = process.stage(process.update)
-    return stages
+        if trainer.offload:
+            process.offload()
+        process.allocator.empty_cache()
+    return Steps(stages, process.allocator.reserved_bytes - process.allocator.allocated_bytes)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
+from rltrace.analysis.plan.beside import Beside
 from rltrace.analysis.plan.plan import Plan
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, visible_figures, words
@@ -31,8 +32,9 @@ def _headline(found: Plan) -> Iterator[str]:
         f"{found.framework} · {found.parameters:,} parameters · {ranks} · {found.card}, "
         f"{figures.size(found.card_bytes)}"
     )
+    where = f" (memory runs out in {found.fails_in})" if found.fails_in is not None else ""
     yield (
-        f"{found.verdict}: peak {figures.size(found.peak_bytes)} ± {figures.size(found.uncertainty_bytes)} in "
+        f"{found.verdict}{where}: peak {figures.size(found.peak_bytes)} ± {figures.size(found.uncertainty_bytes)} in "
         f"{found.peak_phase}, {figures.size(found.headroom_bytes)} left on each GPU"
     )
 
@@ -96,8 +98,22 @@ def _ceiling_table(found: Plan) -> Figures:
             f"{figures.number(value)}{unit}" if value is not None else "none"
             for value in (one.now, one.largest, one.recommended)
         ]
-        table.add_row(one.setting, *written, one.limited_by)
+        table.add_row(_short(one.setting), *written, one.limited_by)
     return table
+
+
+def _short(setting: str) -> str:
+    """Return the end of a long name: the JSON has all of it."""
+    return ".".join(setting.split(".")[-2:])
+
+
+def beside_line(rows: Sequence[Beside]) -> Text:
+    """Return how near a plan is to the run that it is of."""
+    peak, near = rows[0], sum(row.is_within for row in rows)
+    return Text(
+        f"beside the run itself: its peak was {figures.size(peak.measured_bytes)}; {near} of {len(rows)} figures are "
+        "within 5 % or 512 MiB"
+    )
 
 
 def _remarks(found: Plan) -> Iterator[str]:
