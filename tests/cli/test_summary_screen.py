@@ -380,11 +380,21 @@ def test_hooks_by_kind(tmp_path: Path) -> None:
     assert not any(line.startswith("not traced: unwanted") for line in lines)
     rows = [" ".join(line.split()) for line in screen(recording, whole=True)]
     told = (
-        "old 0 skipped: torch 1.0 is older than 2.11", "unused 0 never fired", "of_no_span 0 never fired",
+        "old 0 skipped: torch 1.0 is older than 2.11", "unused 0 never fired",
+        "of_no_span 0 not needed: it makes no span",
         "other_way 0 not needed: another hook made its spans",
     )  # fmt: skip
     for row in told:
         assert row in rows
+
+
+def test_alike_devices_share_tables() -> None:
+    """Devices whose rows are within 1 % of each other have one pair of tables; of the others the screen says so."""
+    lines = screen(Recording.open(VERL), whole=True)
+    assert [line for line in lines if line.startswith("Memory of rank ") and " by phase" in line] == [
+        "Memory of rank 0 by phase, each at its peak, GiB"
+    ]
+    assert sum(line.startswith("As rank 0's: no row differs by more than 1% of the peak") for line in lines) == 3
 
 
 def test_first_screen_promises(recorded: dict[str, Recording], tmp_path: Path) -> None:
