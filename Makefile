@@ -11,11 +11,11 @@ help:  ## Show what can be made
 $(VENV)/run.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch  # first: the constraint picks its build before another package can ask for a larger one
-	$(PIP) --editable '.[run,view,pictures,report,sql]'
+	$(PIP) --editable '.[run,view,pictures,report,sql,otel,metrics]'
 	@touch $@
 
 $(VENV)/dev.done: $(VENV)/run.done
-	$(PIP) --editable '.[run,view,pictures,report,sql,dev,docs]'
+	$(PIP) --editable '.[run,view,pictures,report,sql,otel,metrics,dev,docs]'
 	@touch $@
 
 .PHONY: run
@@ -85,8 +85,10 @@ docs: $(VENV)/dev.done  ## Build the documentation in site/, and check its links
 .PHONY: bench
 bench: $(VENV)/dev.done native  ## Measure what recording, exporting and reading cost, beside the peers
 	$(BIN)/python tests/bench/hot_path.py
+	$(BIN)/python tests/bench/opentelemetry_spans.py
 	$(BIN)/python tests/bench/export.py --require 1000000
 	$(BIN)/python tests/bench/summary.py
+	$(BIN)/python tests/bench/trackers.py
 
 .PHONY: clean
 clean:  ## Remove what was made, Recordings apart

@@ -43,7 +43,7 @@ class Span(msgspec.Struct, gc=False):
     lane: int | None = 0
     """Row among the spans of its thread and task: on one row, spans nest. It is above 0 for a span that overlaps
     another without nesting, as spans of interleaved generators do. None for a span that was recorded afterwards with
-    its own times, which may overlap anything."""
+    its own times, or that another thread has ended: it may overlap anything."""
     is_automatic: bool = False
     """Whether a hook of ours made it, and not the program itself."""
 
@@ -193,6 +193,9 @@ MEMORY_MOVES = frozenset({SLEEP, *WAKE_UPS, MAP, UNMAP})
 OUT_OF_MEMORY = "memory.out_of_memory"
 """A process of a device asked for more memory than there was; its arguments say how much."""
 
+OPENTELEMETRY = "otel."
+"""Prefix of a span that the program made through the OpenTelemetry API: `otel.llm_request` is its `llm_request`."""
+
 DEVICE_TIME = "gpu."
 """Prefix of a span that was timed on a GPU's stream: `gpu.fsdp.forward` is what `fsdp.forward` launched."""
 GPU_TIME = "GPU time"
@@ -202,6 +205,12 @@ DEVICE_SPAN = "device_span"
 
 KERNEL, OPERATOR = "kernel.", "op."
 """Prefixes of the names that torch.profiler gives to what ran on a GPU, and to what the host called."""
+
+KERNELS_KEPT = "profiler.kernels"
+"""Span in which every operator and kernel was recorded; its arguments say how many, and how far off their times are."""
+
+KERNELS_WRITTEN = "profiler.write_kernels"
+"""A process writes the operators and kernels of a step; its length is its cost."""
 
 ALLOCATIONS = "allocations."
 """Prefix of an owner's counter that has every allocation: `allocations.actor.params_bytes` is no sample."""
@@ -219,9 +228,18 @@ NO_GPU = "this process uses no GPU"
 """Why a process that uses no GPU keeps none."""
 
 
+NO_TORCH = "this process had not imported torch"
+"""Why a process that imports no torch has no kernels."""
+
+
 def allocations_of(step: int) -> str:
     """Return what a process reports as unavailable, with the reason, if it kept none of a chosen step."""
     return f"allocations of step {step}"
+
+
+def kernels_of(step: int) -> str:
+    """Return what a process reports as unavailable, with the reason, if it recorded no kernels of a chosen step."""
+    return f"kernels of step {step}"
 
 
 EMPTY_CACHE = "allocator.empty_cache"

@@ -24,7 +24,14 @@ INSTRUMENTATIONS = {
     "cuda_memory": "rltrace.instrument.memory.cuda_memory:CudaMemory",
     "allocations": "rltrace.instrument.memory.allocation_owners:Allocations",
     "chosen_allocations": "rltrace.instrument.memory.chosen_allocations:ChosenAllocations",
+    "chosen_kernels": "rltrace.instrument.torch.chosen_kernels:ChosenKernels",
     "ray": "rltrace.instrument.ray:Ray",
+    "opentelemetry": "rltrace.instrument.opentelemetry:OpenTelemetry",
+    "opentelemetry_sdk": "rltrace.instrument.opentelemetry:OpenTelemetrySdk",
+    "ray_context": "rltrace.instrument.opentelemetry.ray_calls:RayContext",
+    "requests_context": "rltrace.instrument.opentelemetry.http:RequestsContext",
+    "httpx_context": "rltrace.instrument.opentelemetry.http:HttpxContext",
+    "aiohttp_context": "rltrace.instrument.opentelemetry.http:AiohttpContext",
     "python_gc": "rltrace.instrument.python_gc:PythonGc",
     "vllm": "rltrace.instrument.vllm.engine:Vllm",
     "vllm_calls": "rltrace.instrument.vllm.calls:VllmCalls",
@@ -34,6 +41,9 @@ INSTRUMENTATIONS = {
     "sglang_allocations": "rltrace.instrument.sglang.allocations:SglangAllocations",
     "torch_memory_saver": "rltrace.instrument.torch_memory_saver:TorchMemorySaver",
     "trl": "rltrace.instrument.trl:Trl",
+    "trackers": "rltrace.instrument.trackers:Trackers",
+    "tensorboard": "rltrace.instrument.trackers:Tensorboard",
+    "wandb": "rltrace.instrument.trackers:Wandb",
     "verl": "rltrace.instrument.verl:Verl",
     "openrlhf": "rltrace.instrument.openrlhf:OpenRlhf",
     "areal": "rltrace.instrument.areal:AReaL",
@@ -48,6 +58,8 @@ EXPORTERS = {
     "memory": "rltrace_exporters.memory:Memory",
     "parquet": "rltrace_exporters.parquet:Parquet",
     "archive": "rltrace_exporters.archive:Archive",
+    "otlp": "rltrace_exporters.otlp.exporter:Otlp",
+    "prometheus": "rltrace_exporters.prometheus:Prometheus",
 }
 """Name -> "module:Class"."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -56,6 +58,11 @@ class Environment:
             capture_output=True, text=True, timeout=240,
         )  # fmt: skip
 
+    @property
+    def script(self) -> Path:
+        """The command as pip installs it."""
+        return self.path / "bin" / "rltrace"
+
     def rltrace(self, *words: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run our command line in it."""
         cli = "from rltrace.cli import main; main(prog_name='rltrace')"
@@ -72,6 +79,17 @@ def make_bare(folder: Path) -> Environment:
 
 def make(folder: Path, without: tuple[str, ...] = ()) -> Environment:
     """Build the wheel and install it; packages whose names begin as `without` says are not there."""
+    # Packages only: a .pth of that folder, such as our own editable one, is not read from here.
+    return _with_wheel(folder, OURS if not without else _linked(folder, _all_but(without)))
+
+
+def make_core(folder: Path) -> Environment:
+    """Build the wheel and install it with what it needs, and with none of its extras."""
+    return _with_wheel(folder, _linked(folder, _needed("rltrace-toolkit")))
+
+
+def _with_wheel(folder: Path, others: Path) -> Environment:
+    """Build the wheel and install it into an environment that has other packages in a folder of their own."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -79,20 +97,30 @@ def make(folder: Path, without: tuple[str, ...] = ()) -> Environment:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     environment = Environment(folder / "venv")
     environment.pip_install("--no-deps", str(wheel))
-    # Packages only: a .pth of that folder, such as our own editable one, is not read from here.
-    (environment.site / "others.pth").write_text(f"{_others(folder, without)}\n")
+    (environment.site / "others.pth").write_text(f"{others}\n")
     return environment
 
 
-def _others(folder: Path, without: tuple[str, ...]) -> Path:
-    """Where the packages are that come with it."""
-    if not without:
-        return OURS
+def _all_but(without: tuple[str, ...]) -> set[str]:
+    return {entry.name for entry in OURS.iterdir() if not entry.name.startswith(without)}
+
+
+def _needed(distribution: str) -> set[str]:
+    """The files and folders of what a distribution needs, and of what that needs, without extras."""
+    found: set[str] = set()
+    for said in metadata.requires(distribution) or []:
+        if "extra ==" not in said and (name := re.match(r"[\w.-]+", said)) is not None:
+            files = metadata.files(name[0]) or []
+            found |= {file.parts[0] for file in files if file.parts[0] != ".."} | _needed(name[0])
+    return found
+
+
+def _linked(folder: Path, names: set[str]) -> Path:
+    """A folder with some of the packages that the tests run with."""
     others = folder / "others"
     others.mkdir()
-    for package in OURS.iterdir():
-        if not package.name.startswith(without):
-            (others / package.name).symlink_to(package)
+    for name in names:
+        (others / name).symlink_to(OURS / name)
     return others
 
 

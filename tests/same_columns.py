@@ -32,7 +32,7 @@ def same_columns(process: Process) -> None:
         for event in events
         if isinstance(event, Counter)
     ]
-    of_events = [*columns._of_events(process.events())]
+    of_events = [*columns.of_events(process.events())]
     for key in ARGUMENTS:
         assert _cells(found, key) == _cells(of_events, key), key
 

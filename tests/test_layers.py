@@ -41,7 +41,12 @@ MAY_IMPORT = {
 PUBLIC = {"rltrace": {"record", "hooks", "instrument", "read", "frames"}}
 """`import rltrace` gathers what users call."""
 
-DOORS = {"rltrace.__main__": {"cli"}, "rltrace.verl_plugin": {"instrument"}, "rltrace.sampler": {"run"}}
+DOORS = {
+    "rltrace.__main__": {"cli"},
+    "rltrace.verl_plugin": {"instrument"},
+    "rltrace.sampler": {"run"},
+    "rltrace.otlp": {"run"},
+}
 """Files of the root that only begin something."""
 
 INSIDE = {
@@ -54,7 +59,9 @@ INSIDE = {
         "memory": {"torch"},
         "torch_memory_saver": {"memory"},
         "python_gc": set(),
+        "trackers": set(),
         "ray": set(),
+        "opentelemetry": set(),
         "trl": {"memory"},
         "transformers": {"torch"},
         "peft": {"torch"},

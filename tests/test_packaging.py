@@ -96,6 +96,35 @@ def test_wheel_metadata(wheel: zipfile.ZipFile) -> None:
     assert not [line for line in needed if any(f" {name}" in line for name in ("torch", "ray", "vllm", "protobuf"))]
 
 
+def _copied(folder: Path, at_s: int) -> Path:
+    """What the repository keeps, elsewhere and with other times."""
+    kept = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, kept.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+            os.utime(folder / name, (at_s, at_s))
+    return folder
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no clone: git knows what belongs to it")
+def test_builds_are_reproducible(tmp_path: Path) -> None:
+    """Wheel and sdist are the same bytes, wherever and whenever they are built; `SOURCE_DATE_EPOCH` dates them."""
+    built: dict[str, list[bytes]] = {}
+    for place, at_s, zone, umask in (("a", 10**9, "UTC", 0o022), ("b/deeper", 1_600_000_000, "Asia/Tokyo", 0o077)):
+        folder = _copied(tmp_path / place, at_s)
+        command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path / f"{place}.out")]
+        environment = {**os.environ, "TZ": zone, "SOURCE_DATE_EPOCH": "1750000000"}
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, env=environment, umask=umask)
+        for file in (tmp_path / f"{place}.out").iterdir():
+            built.setdefault(file.name, []).append(file.read_bytes())
+    assert sorted(Path(name).suffix for name in built) == [".gz", ".whl"]
+    assert all(one == other for one, other in built.values())
+    (name,) = (name for name in built if name.endswith(".whl"))
+    dates = {one.date_time[:3] for one in zipfile.ZipFile(tmp_path / "a.out" / name).infolist()}
+    assert dates == {(2025, 6, 15)}
+
+
 def test_readers_get_what_they_need() -> None:
     """Who follows the README, or says `make run`, can use every command that it names."""
     pyproject = (ROOT / "pyproject.toml").read_text()

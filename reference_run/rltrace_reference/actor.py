@@ -20,6 +20,7 @@ from rltrace_reference import device, grpo
 from rltrace_reference.architecture import transformers_config
 from rltrace_reference.batch import Batch
 from rltrace_reference.config import Config, ModelConfig
+from rltrace_reference.offload import Offload
 
 
 @dataclass(frozen=True)
@@ -157,23 +158,30 @@ class Actor(Policy):
             fused=self.device.type == "cuda",
             foreach=self.device.type == "cpu",
         )
+        self.away = Offload(self.device)
 
-    def onload(self) -> None:
-        """Bring back to the GPU what `offload` moved away, before it is used."""
+    def onload(self, optimizer: bool = False) -> None:
+        """Bring the parameters back to the device, and the optimizer's state if it is needed too."""
         if self.config.actor.offload:
-            self._move(self.device)
+            self.away.back(self._states() if optimizer else self._shards())
 
-    def offload(self) -> None:
-        """Move parameters and optimizer state to host memory, if the configuration says so."""
+    def offload(self, changed: bool = False) -> None:
+        """Take parameters and optimizer state from the device, if the configuration says so.
+
+        Args:
+            changed: Whether they have changed since they were brought back.
+        """
         if self.config.actor.offload:
-            self._move(torch.device("cpu"))
+            self.away.out(self._states(), changed)
+            device.empty_cache(self.config)
 
-    def _move(self, home: torch.device) -> None:
-        self.model.to(home)
-        for state in self.optimizer.state.values():
-            for name, value in state.items():
-                if isinstance(value, DTensor):
-                    state[name] = value.to(home)
+    def _shards(self) -> list[Tensor]:
+        return [parameter.data for _, parameter in self.parameters()]
+
+    def _states(self) -> list[Tensor]:
+        """Return the parameters' shards and the tensors of the optimizer's state."""
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        return self._shards() + [value for value in states if isinstance(value, DTensor)]
 
     def shard(self) -> None:
         """Shard as `Policy.shard` does, with each layer's activations recomputed in the backward."""

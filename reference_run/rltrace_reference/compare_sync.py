@@ -10,12 +10,14 @@ import uuid
 from rich.console import Console
 from rich.table import Table
 
-from rltrace.errors import RltraceError
+from rltrace.errors import RltraceError, RunError
 from rltrace_reference.__main__ import checked
 from rltrace_reference.config import Config
 from rltrace_reference.strategy import alternatives
 from rltrace_reference.weight_sync import SyncStats
 from rltrace_reference.worker_group import WorkerGroup
+
+FIGURES = ("first ms", "median ms", "slowest ms", "GB/s", "pieces", "checksums")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,14 +44,26 @@ def compare(config: Config, rounds: int) -> Table:
         rounds: Syncs in each way, at least 2.
     """
     transports = ["shared_memory"] if config.device == "cpu" else ["cuda_ipc", "host_staging"]
-    table = Table("way", "first ms", "median ms", "slowest ms", "GB/s", "buckets", box=None, header_style="bold")
+    table = Table("way", *FIGURES, box=None, header_style="bold")
     for column in table.columns[1:]:
         column.justify = "right"
     with WorkerGroup(config, run_id=uuid.uuid4().hex[:8]) as workers:
         for strategy in alternatives(transports, config.rollout.bucket_megabytes):
+            if strategy.least_ranks > config.ranks:
+                table.add_row(str(strategy), f"unrun: needs {strategy.least_ranks} ranks", *[""] * (len(FIGURES) - 1))
+                continue
             count = 2 if strategy.restarts_engine else rounds  # starting vLLM takes half a minute
-            of_ranks = workers.call("compare_sync", [(strategy, count)] * config.ranks)
-            table.add_row(str(strategy), *_figures(of_ranks))
+            try:
+                of_ranks = workers.call("compare_sync", [(strategy, count)] * config.ranks)
+            except RunError as error:
+                if strategy.transport != "nccl":
+                    raise
+                table.add_row(str(strategy), "refused", *[""] * (len(FIGURES) - 1))
+                table.caption = f"nccl: {error}"
+                continue
+            figures = _figures(of_ranks)
+            table.add_row(str(strategy), *figures)
+            print(f"{strategy}: {figures[1]} ms", file=sys.stderr, flush=True)
     return table
 
 
@@ -64,6 +78,7 @@ def _figures(of_ranks: list[list[SyncStats]]) -> list[str]:
         f"{1e3 * max(rest):.1f}",
         f"{gigabytes_per_second:.0f}" if gigabytes_per_second >= 10 else f"{gigabytes_per_second:.2g}",
         str(stats.buckets),
+        f"{stats.tensors} of {stats.tensors}",  # of a sync with one that differs there is no figure
     ]
 
 

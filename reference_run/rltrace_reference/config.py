@@ -115,8 +115,9 @@ class RolloutConfig(Section, frozen=True):
     """vLLM: longest sequence; by default prompt and response."""
     sleep_level: Literal[0, 1, 2] = 2
     """0 keeps everything, 1 keeps a host copy of the weights, 2 keeps nothing."""
-    wake_up: Literal["staged", "all"] = "staged"
-    """Staged: weights, then the sync, then the KV cache. All: both before the sync."""
+    wake_up: Literal["staged", "all", "relaunch"] = "staged"
+    """Staged: weights, then the sync, then the KV cache. All: both before the sync. Relaunch: nothing sleeps; the
+    engine ends after every rollout, and the next one loads a checkpoint from disk."""
     sync: bool = True
     """If False, the engine keeps its initial weights forever (then `sleep_level` must be 0). For experiments."""
     bucket_megabytes: PositiveFloat = 0.0625
@@ -141,7 +142,8 @@ class ActorConfig(Section, frozen=True):
     clip_ratio: PositiveFloat = 0.2
     kl_coefficient: Annotated[float, msgspec.Meta(ge=0)] = 1.0e-3
     offload: bool = False
-    """On GPUs: keep parameters and optimizer state in host memory while the actor does not use them."""
+    """Keep parameters and optimizer state elsewhere while the actor does not use them: on GPUs in pinned host memory,
+    on a CPU in a file."""
 
 
 class RefConfig(Section, frozen=True):
@@ -175,6 +177,12 @@ class Config(Section, frozen=True):
     ray_address: str | None = None
     """`host:port` of a Ray cluster for the ranks, which fill one node before the next; by default RAY_ADDRESS, else a
     private Ray on this machine."""
+    otlp: str | bool = False
+    """URL of an OpenTelemetry collector that the run is sent to while it goes on; `true`: where the OTEL_ variables
+    say."""
+    memory_limit_megabytes: PositiveFloat | None = None
+    """On a CPU: how many MiB worker and engine of a rank may hold together, beyond what they held before their models
+    existed. What goes beyond it fails, as on a GPU that is full. By default there is no limit."""
     force: bool = False
     """Try versions of vLLM that this has not been run with, and GPUs that others use too."""
     model: ModelConfig = ModelConfig()
@@ -211,6 +219,12 @@ class Config(Section, frozen=True):
         return int(self.rollout.kv_cache_megabytes * MEBIBYTE)
 
     @property
+    def memory_limit_bytes(self) -> int | None:
+        """Return the limit of a rank's memory in bytes; None if there is none, or if it is the GPU's."""
+        limit = self.memory_limit_megabytes
+        return None if limit is None else int(limit * MEBIBYTE)
+
+    @property
     def tokens_per_slot(self) -> int:
         """Return the tokens that one slot of the KV pool holds."""
         return self.kv_cache_bytes // (self.rollout.slots * self.model.kv_bytes_per_token())
@@ -231,7 +245,7 @@ def load(file: str | Path, *, vocabulary: int, force: bool = False) -> Config:
         ConfigError: the file cannot be read, has an unknown key or wrong type, or asks for the impossible.
     """
     path = Path(file)
-    values = _read_yaml(path)
+    values = read_yaml(path)
     try:
         config = msgspec.convert(values, Config)
         config = msgspec.structs.replace(
@@ -307,6 +321,19 @@ def _check_combinations(config: Config, vocabulary: int) -> None:
     if model.init == "sharded" and model.path is not None:
         raise _impossible(
             "model.init", f"sharded draws random weights, and model.path names {model.path}", "use init: broadcast"
+        )
+    if rollout.wake_up == "relaunch" and (rollout.sleep_level != 0 or not rollout.sync):
+        raise _impossible(
+            "rollout.wake_up",
+            f"relaunch with sleep_level: {rollout.sleep_level} and sync: {str(rollout.sync).lower()}; an engine that "
+            "ends after every rollout does not sleep, and needs the weights",
+            "use sleep_level: 0 and sync: true",
+        )
+    if config.memory_limit_megabytes is not None and config.device == "cuda":
+        raise _impossible(
+            "memory_limit_megabytes",
+            f"{config.memory_limit_megabytes:g} with device: cuda, where the GPU is the limit",
+            "leave it out",
         )
     longest = rollout.max_model_len
     if longest is not None and longest < config.sequence_tokens:
@@ -406,7 +433,12 @@ class _DuplicateKeyError(ConfigError):
     pass
 
 
-def _read_yaml(path: Path) -> Any:
+def read_yaml(path: Path) -> Any:
+    """Return what a YAML file holds.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML, or gives a key twice.
+    """
     try:
         values = yaml.load(path.read_text(), _Loader)
     except OSError as error:

@@ -109,6 +109,17 @@ def _check_free(ranks: int) -> None:
         pynvml.nvmlShutdown()
 
 
+def total_bytes() -> int:
+    """Return the size of the first GPU, without a CUDA context that would take some of it."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(_visible(pynvml)[0]).total)
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def _visible(nvml: Any) -> list[Any]:
     """Return NVML's handles of the GPUs that CUDA shows this process, in its order."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -55,33 +55,46 @@ class DiskReload:
             RunError: what the engine loaded is not what was saved; names the first tensor.
         """
         start = time.monotonic()
+        sent, sent_bytes = self.save(parameters)
+        self.load(sent)
+        return SyncStats(sent_bytes, len(sent), 1, time.monotonic() - start)
+
+    def save(self, parameters: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, int], int]:
+        """Save every parameter; return their checksums by name, and how many bytes they have."""
         sent, tensors, sent_bytes = {}, {}, 0
         for name, parameter in parameters:
-            whole = _whole(parameter)
-            (sent[name],) = checksum.of_tensors([whole])
-            sent_bytes += whole.nbytes
+            gathered = whole(parameter)
+            (sent[name],) = checksum.of_tensors([gathered])
+            sent_bytes += gathered.nbytes
             if self.is_first:
-                tensors[name] = whole.cpu()
+                tensors[name] = gathered.cpu()
         if self.is_first:
             save_file(tensors, Path(self.folder) / WEIGHTS_FILE, metadata={"format": "pt"})
         dist.barrier()  # the file is whole
+        return sent, sent_bytes
+
+    def load(self, sent: dict[str, int]) -> None:
+        """Restart the engine with what was saved.
+
+        Raises:
+            RunError: as `sync`.
+        """
         self.rollout.restart(self.folder)
-        _check(sent, self.rollout.checksums(), self.rollout.rank)
+        check(sent, self.rollout.checksums(), self.rollout.rank)
         dist.barrier()  # everybody has read it
-        return SyncStats(sent_bytes, len(sent), 1, time.monotonic() - start)
 
 
-def _whole(parameter: Tensor) -> Tensor:
+def whole(parameter: Tensor) -> Tensor:
     """Return all ranks' elements of a parameter in bf16."""
     cast = parameter.detach().bfloat16()
     return cast.full_tensor() if hasattr(cast, "full_tensor") else cast
 
 
-def _check(sent: dict[str, int], found: dict[str, int], rank: int) -> None:
+def check(sent: dict[str, int], found: dict[str, int], rank: int) -> None:
     """Raise a RunError for the first parameter whose checksum differs."""
     for name, of_sent in sent.items():
         if found.get(name) != of_sent:
             raise RunError(
-                f"weight sync: {name} did not arrive in the engine of rank {rank}: checksum {of_sent} saved, "
-                f"{found.get(name, 'none')} in the engine's weights; is {WEIGHTS_FILE} read by others while written?"
+                f"weight sync: {name} did not arrive in the engine of rank {rank}: checksum {of_sent} sent, "
+                f"{found.get(name, 'none')} in the engine's weights; the engine would sample from a wrong policy"
             )

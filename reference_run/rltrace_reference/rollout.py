@@ -1,10 +1,11 @@
-"""The worker's handle of its engine process: start, generate, sleep, wake up, close."""
+"""The worker's handle of its engine process: start, generate, sleep, wake up, end, close."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from rltrace_reference import batch, process_exit, task
 from rltrace_reference.batch import Batch
 from rltrace_reference.channel import Channel
 from rltrace_reference.config import Config
+from rltrace_reference.device_memory import DeviceMemory
 
 
 class Rollout:
@@ -22,6 +24,12 @@ class Rollout:
     def __init__(self, config: Config, rank: int) -> None:
         """Start the process; its imports run while the worker builds its actor."""
         self.config, self.rank = config, rank
+        self.memory = DeviceMemory(None)
+        """What limits worker and engine together."""
+        self.addresses = ""
+        """Digest of the addresses of weights and KV cache in the last rollout."""
+        self._retired: subprocess.Popen[bytes] | None = None
+        self._launched = threading.Event()
         self._spawn(checkpoint=None)
 
     def _spawn(self, checkpoint: str | None) -> None:
@@ -41,17 +49,31 @@ class Rollout:
                 "checkpoint": checkpoint,
             }
         )
+        self._launched.set()
 
     def start(self) -> None:
         """Let the engine load dummy weights, profile and reserve its KV pool; vLLM captures its graphs too."""
+        self._call("ready")  # what it has imported is not the device's
+        self.memory.meet(self.process.pid)
+        self.memory.divide()
         self._call("start")
 
     def restart(self, checkpoint: str) -> None:
         """End the engine and start another one, which loads its weights from this checkpoint's folder."""
         ended, channel = self.process, self.channel
         self._spawn(checkpoint)
+        self.memory.forget(ended.pid)
         _end(ended, channel)
         self.start()
+
+    def end(self) -> None:
+        """End the engine, which gives all that it holds back; `restart` makes the next one."""
+        self._retired = self.process
+        self._launched.clear()
+        self.memory.forget(self.process.pid)
+        _end(self.process, self.channel)
+        self.process.wait()
+        self.memory.divide()
 
     def checksums(self) -> dict[str, int]:
         """Return the checksums of the engine's weights by their names in a checkpoint."""
@@ -65,6 +87,7 @@ class Rollout:
             Samples of one prompt adjacent, with the engine's log-probs.
         """
         said = self._call("generate", prompts=prompts, seed=seed, step=step)
+        self.addresses = said["addresses"]
         repeated = [prompt for prompt in prompts for _ in range(self.config.rollout.n)]
         return batch.from_responses(repeated, said["tokens"], said["log_probs"], self.config.rollout.max_tokens)
 
@@ -75,10 +98,12 @@ class Rollout:
             Bytes that are still there, by tag.
         """
         residual: dict[str, int] = self._call("sleep", level=level)
+        self.memory.divide()
         return residual
 
     def wake_up(self, tags: list[str]) -> None:
         """Let the engine put memory behind these tags again."""
+        self.memory.divide()
         self._call("wake_up", tags=tags)
 
     def use_transport(self, name: str) -> None:
@@ -106,7 +131,9 @@ class Rollout:
         while True:
             process = self.process
             code = process.wait()
-            if process is self.process:
+            if process is self._retired:
+                self._launched.wait()
+            elif process is self.process:
                 break
         how = process_exit.in_words(code)
         return f"engine of rank {self.rank} (pid {self.process.pid}) died: {how}"
@@ -116,8 +143,27 @@ class Rollout:
         _end(self.process, self.channel)
 
     def _call(self, name: str, **arguments: Any) -> Any:
+        self.send(name, **arguments)
+        return self.answer()
+
+    def send(self, name: str, **arguments: Any) -> None:
+        """Begin a call of the engine; `answer` ends it.
+
+        Raises:
+            RunError: the engine has died.
+        """
         try:
             self.channel.send({"call": name} | arguments)
+        except ConnectionError:
+            raise RunError(self.death()) from None
+
+    def answer(self) -> Any:
+        """Return what the engine answers.
+
+        Raises:
+            RunError: it failed, or has died.
+        """
+        try:
             answer, _ = self.channel.receive()
         except ConnectionError:
             raise RunError(self.death()) from None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 
 from rltrace_reference import device
 from rltrace_reference.actor import Actor
 from rltrace_reference.config import MEBIBYTE
+from rltrace_reference.disk_reload import DiskReload
 from rltrace_reference.rollout import Rollout
 from rltrace_reference.strategy import Strategy
-from rltrace_reference.weight_sync import EXCHANGES, Sender, SyncStats
+from rltrace_reference.weight_sync import EXCHANGES, DirectSender, Sender, SyncStats
 
 
 class ShardingManager:
@@ -27,11 +29,32 @@ class ShardingManager:
                 buckets=self.config.rollout.buckets,
             )
         )
+        self.checkpoint = DiskReload(rollout)
+        """The way of an engine that is launched for every rollout."""
+        self.relaunches = self.config.rollout.wake_up == "relaunch"
         self.step = 0
+
+    def start(self) -> None:
+        """Start the engine and put it to sleep, so that the device is the actor's."""
+        if self.relaunches:
+            self.checkpoint.__enter__()
+            self.rollout.end()
+        else:
+            self.rollout.start()  # last: vLLM measures what the GPU has left, and nobody else may allocate meanwhile
+            if not self.config.rollout.sync:
+                self.sync_weights()  # once: the initial weights, which the engine then keeps
+            self.rollout.sleep(self.config.rollout.sleep_level)
+        self.actor.offload()
+
+    def close(self) -> None:
+        """Remove the checkpoint."""
+        if self.relaunches:
+            self.checkpoint.__exit__(None, None, None)
 
     def sender_of(self, strategy: Strategy) -> Sender:
         """Return the sender that syncs in this way."""
-        return Sender(
+        kind = DirectSender if strategy.direct else Sender
+        return kind(
             self.rollout.channel,
             int(strategy.bucket_megabytes * MEBIBYTE),
             self.sender_id,
@@ -50,6 +73,9 @@ class ShardingManager:
         if self.config.rollout.sync:
             self.actor.onload()
             self.empty_cache()  # what training has left in the allocator is what the engine wakes into
+            if self.relaunches:  # the new engine has its weights when it is there
+                self.sync_weights()
+                return self
             self.wake_weights()
             self.sync_weights()
             self.actor.offload()
@@ -70,7 +96,17 @@ class ShardingManager:
 
     def sync_weights(self) -> SyncStats:
         """Send the actor's parameters to the engine, one bucket after another."""
+        if self.relaunches:
+            return self._relaunch()
         return self.sender.sync(self.actor.state_dict(), self.step)
+
+    def _relaunch(self) -> SyncStats:
+        """Save the actor's parameters, make room, and launch an engine that loads them."""
+        start = time.monotonic()
+        sent, sent_bytes = self.checkpoint.save(self.actor.state_dict())
+        self.actor.offload()
+        self.checkpoint.load(sent)
+        return SyncStats(sent_bytes, len(sent), 1, time.monotonic() - start)
 
     def wake_kv_cache(self) -> None:
         """Take memory for the KV cache."""
@@ -79,7 +115,10 @@ class ShardingManager:
 
     def sleep(self) -> None:
         """Give the engine's memory back to the device."""
-        self.rollout.sleep(self.config.rollout.sleep_level)
+        if self.relaunches:
+            self.rollout.end()
+        else:
+            self.rollout.sleep(self.config.rollout.sleep_level)
 
     def empty_cache(self) -> None:
         """Give back to the device what this process's allocator holds without using it."""

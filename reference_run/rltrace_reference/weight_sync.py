@@ -319,6 +319,45 @@ class Sender:
         self.transport.release()
 
 
+class DirectSender(Sender):
+    """Without buckets: each parameter is new memory that the engine maps, copies from, and unmaps.
+
+    Source: proposal 2 of vLLM's RFC, direct access of the engines to the trainer's weights. A rank holds a shard in
+    fp32, so what the engine can read as it is has to be gathered and cast first.
+    """
+
+    def _send_all(self, parameters: dict[str, Tensor], step: int) -> SyncStats:
+        start = time.monotonic()
+        device = next(iter(parameters.values())).device
+        self.sums = torch.zeros(len(parameters), dtype=torch.int64, device=device)
+        buckets = [
+            bucket
+            for index, (name, parameter) in enumerate(parameters.items())
+            for bucket in alone(name, parameter, index, self.ranks, f"{self.sender_id}.{step}")
+        ]
+        for bucket in buckets:
+            self._send_alone(bucket, parameters)
+        self.channel.send({"call": "finish_sync", "checksums": self._total_checksums(list(parameters)), "keep": False})
+        _result_of(self.channel)
+        sent_bytes = BF16_BYTES * sum(parameter.numel() for parameter in parameters.values())
+        return SyncStats(sent_bytes, len(parameters), len(buckets), time.monotonic() - start)
+
+    def _send_alone(self, bucket: Bucket, parameters: dict[str, Tensor]) -> None:
+        """Fill memory for one parameter, let the engine copy from it, and release it."""
+        self.bucket_bytes = bucket.size_bytes
+        self.buffers = [self.transport.create(bucket.size_bytes)]
+        self.pack(bucket, self._prepare(bucket, parameters))
+        self.gather(bucket)
+        self.buffers[0].publish(bucket.size_bytes)
+        self.transport.mark().synchronize()
+        handle, descriptors = self.buffers[0].handle()
+        message = {"call": "bucket", "bucket": bucket, "handle": handle, "size_bytes": bucket.size_bytes}
+        self.channel.send(message, descriptors)
+        self.in_flight.append(bucket)
+        self.wait(bucket)
+        self.close()
+
+
 @dataclass(frozen=True)
 class Unpacking:
     """A bucket on its way into the engine's weights."""
@@ -371,7 +410,9 @@ class Receiver:
         return bucket.key
 
     def map(self, buffer: int, handle: bytes, size_bytes: int, descriptors: list[int]) -> None:
-        """Map the sender's buffer into this process."""
+        """Map the sender's buffer into this process, in the place of the one before it."""
+        if buffer in self.buffers:
+            self.buffers.pop(buffer).close()
         self.buffers[buffer] = self.transport.open(handle, descriptors, size_bytes)
 
     def load(self, bucket: Bucket) -> None:
@@ -476,6 +517,17 @@ def plan(parameters: dict[str, Tensor], ranks: int, bucket_bytes: int, buffers: 
             bucket.part_elements += -(-elements // ALIGNMENT) * ALIGNMENT
             first += elements
     yield bucket
+
+
+def alone(name: str, parameter: Tensor, index: int, ranks: int, prefix: str) -> Iterator[Bucket]:
+    """Return the bucket of one parameter, of its size."""
+    shard_elements = -(-parameter.shape[0] // ranks) * (parameter.numel() // parameter.shape[0])
+    room = -(-shard_elements // ALIGNMENT) * ALIGNMENT
+    for bucket in plan({name: parameter}, ranks, room * ranks * BF16_BYTES, 1, prefix):
+        bucket.key, bucket.index = f"{prefix}.{index}", index
+        for entry in bucket.entries:
+            entry.index = index
+        yield bucket
 
 
 def local_shard(parameter: Tensor) -> Tensor:

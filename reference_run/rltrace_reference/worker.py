@@ -16,7 +16,9 @@ from rltrace_reference import device, garbage
 from rltrace_reference.actor import Actor, Ref, UpdateStats
 from rltrace_reference.batch import Batch
 from rltrace_reference.config import Config
+from rltrace_reference.device_memory import DeviceMemory, give_back_large_blocks
 from rltrace_reference.disk_reload import DiskReload
+from rltrace_reference.engine_group import Broadcast
 from rltrace_reference.rollout import Rollout
 from rltrace_reference.sharding_manager import ShardingManager
 from rltrace_reference.strategy import Strategy
@@ -62,36 +64,40 @@ class Worker:
             timeout=COLLECTIVE_TIMEOUT,
             device_id=torch.device("cuda", 0) if self.config.device == "cuda" else None,
         )
+        if self.config.memory_limit_bytes is not None:
+            give_back_large_blocks()
+            import transformers.models.qwen3.modeling_qwen3  # noqa: F401  # its bytes are the interpreter's
+        self.memory = self.rollout.memory = DeviceMemory(self.config.memory_limit_bytes)
         self.actor = Actor(self.config, self.rank)
         self.ref = Ref(self.config, self.rank)
         device.empty_cache(self.config)
-        self.rollout.start()  # last: vLLM measures what the GPU has left, and nobody else may allocate meanwhile
         self.sharding_manager = ShardingManager(self.actor, self.rollout, f"{self.run_id}.{self.rank}")
-        if not self.config.rollout.sync:
-            self.sharding_manager.sync_weights()  # once: the initial weights, which the engine then keeps
-        self.rollout.sleep(self.config.rollout.sleep_level)
-        self.actor.offload()
+        self.sharding_manager.start()
         garbage.freeze()
 
     def generate(self, prompts: list[list[int]], step: int) -> Batch:
         """Sample responses from the current policy."""
         seed = (self.config.seed * 1_000_003 + step) * 4099 + self.rank
-        with self.sharding_manager.at(step):
+        with self.memory.limited(), self.sharding_manager.at(step):
             return self.rollout.generate(prompts, seed, step)
 
     def old_log_prob(self, batch: Batch) -> torch.Tensor:
         """Return log-probs by the actor before the update, shape (B, T)."""
-        self.actor.onload()
-        return self.actor.log_probs(batch)
+        with self.memory.limited():
+            self.actor.onload()
+            return self.actor.log_probs(batch)
 
     def ref_log_prob(self, batch: Batch) -> torch.Tensor:
         """Return log-probs by the ref, shape (B, T)."""
-        return self.ref.log_probs(batch)
+        with self.memory.limited():
+            return self.ref.log_probs(batch)
 
     def update(self, batch: Batch, step: int) -> UpdateStats:
         """Learn from the step's samples."""
-        stats = self.actor.update(batch, step)
-        self.actor.offload()
+        with self.memory.limited():
+            self.actor.onload(optimizer=True)
+            stats = self.actor.update(batch, step)
+            self.actor.offload(changed=True)
         return stats
 
     def compare_sync(self, strategy: Strategy, rounds: int) -> list[SyncStats]:
@@ -99,6 +105,8 @@ class Worker:
         manager = self.sharding_manager
         if strategy.restarts_engine:
             return self._compare_reload(rounds)
+        if strategy.broadcasts:
+            return self._compare_broadcast(strategy.transport, rounds)
         sender = manager.sender_of(strategy)
         self.rollout.use_transport(strategy.transport)
         self.rollout.wake_up(["weights", "kv_cache"])
@@ -113,6 +121,14 @@ class Worker:
             stats = [reload.sync(self.actor.state_dict()) for _ in range(rounds)]
         self.rollout.sleep(self.config.rollout.sleep_level)
         return stats
+
+    def _compare_broadcast(self, backend: str, rounds: int) -> list[SyncStats]:
+        self.rollout.wake_up(["weights", "kv_cache"])
+        try:
+            broadcast = Broadcast(self.rollout, backend)
+            return [broadcast.sync(self.actor.state_dict()) for _ in range(rounds)]
+        finally:
+            self.rollout.sleep(self.config.rollout.sleep_level)
 
     def record(self, on: bool) -> None:
         """Continue or pause recording, here and in the engine; does nothing if nobody records."""
@@ -140,5 +156,6 @@ class Worker:
 
     def close(self) -> None:
         """End the engine and leave the ranks."""
+        self.sharding_manager.close()
         self.rollout.close()
         dist.destroy_process_group()

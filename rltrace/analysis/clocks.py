@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from rltrace.host import clock
 from rltrace.host.clock import Domain
-from rltrace.read.recording import Process, Recording
+from rltrace.read.recording import Process
 
 if TYPE_CHECKING:
     from rltrace.analysis.observations import Seen
+
+
+class Clocked(Protocol):
+    """A Recording, or a part of one."""
+
+    @property
+    def processes(self) -> list[Process]: ...
+    @property
+    def time_domain(self) -> Domain | None: ...
 
 
 class TimeLine:
@@ -24,7 +33,7 @@ class TimeLine:
     real-time clocks of both; its error is unknown, and reported as such.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Clocked) -> None:
         self._home = recording.time_domain
         self._offsets: dict[Domain, int] = {}
         """Nanoseconds from each domain's clock to 1970, by the first process that has it as its own."""

@@ -14,6 +14,7 @@ from rltrace.analysis.gpu_work import GpuWork, gpu_work, gpu_work_missed
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
 from rltrace.analysis.host_memory import HostMemory, host_memory
 from rltrace.analysis.idle import IdleGap, idle_gaps
+from rltrace.analysis.kernels import KernelsMissed, kernels_missed
 from rltrace.analysis.machines import Machine, machines
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory, device_memory, out_of_memory
 from rltrace.analysis.observations import Observations
@@ -211,6 +212,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One item per device and step whose every allocation was kept."""
     allocations_missed: list[AllocationsMissed]
     """One item per step that `--allocations` chose and reason why it was not kept; empty if all were kept."""
+    kernels_missed: list[KernelsMissed]
+    """One item per step that `--kernels` chose and reason why its kernels are missing; empty if all are there."""
     samples: list[HostSamples]
     """One item per host that was sampled."""
     host_memory: list[HostMemory]
@@ -306,6 +309,7 @@ def _analyse(recording: Recording) -> Analysed:
         memory=(memory := device_memory(seen, windows)),
         allocations=allocation_peaks(seen, windows, memory),
         allocations_missed=allocations_missed(seen),
+        kernels_missed=kernels_missed(seen),
         samples=host_samples(seen),
         host_memory=host_memory(seen),
         out_of_memory=out_of_memory(seen, windows),

@@ -2,7 +2,7 @@
 
 In: a command's arguments. Out: what it prints, and its exit code. `tables/` has what rich prints; `as_json.py` and
 `echo.py` are the other ways to the terminal. `runs.py` finds the Recording that a command reads, and `selection.py` has
-the options that choose a part of it.
+the options that choose a part of it. `completion.py` is what a shell completes, `extras.py` what is installed.
 
 To add a command, write a file like `ls.py`, and name it in `PURPOSES` below.
 
@@ -25,6 +25,7 @@ from typing import Any
 
 import click
 
+from rltrace.cli import extras
 from rltrace.cli.check import check
 from rltrace.cli.collect import collect
 from rltrace.cli.diff import diff
@@ -34,6 +35,7 @@ from rltrace.cli.exec import exec_
 from rltrace.cli.export import export
 from rltrace.cli.ls import ls
 from rltrace.cli.overhead import overhead
+from rltrace.cli.plan import plan
 from rltrace.cli.report import report
 from rltrace.cli.run import run
 from rltrace.cli.runs import drop_output
@@ -93,13 +95,13 @@ class Commands(click.Group):
             return _drop_output()
 
 
-VERSION_HELP = "Show the version, and what decodes segments."
+VERSION_HELP = "Show the version, what decodes segments, and what is installed of each extra."
 
 
 def _show_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked and not context.resilient_parsing:
-        echo(f"rltrace, version {metadata.version('rltrace-toolkit')}")
-        echo(f"segments are decoded {native.decoder()}")
+        echo(f"rltrace, version {metadata.version(extras.DISTRIBUTION)}")
+        echo(f"segments are decoded {native.decoder()}", *extras.lines())
         context.exit()
 
 
@@ -114,7 +116,7 @@ def main() -> None:
 
 
 PURPOSES = {
-    "Run": (exec_, run, doctor),
+    "Run": (exec_, run, doctor, plan),
     "See": (summary, why, view, report, ls),
     "Compare": (diff, check, overhead),
     "Data": (sql, export, collect),

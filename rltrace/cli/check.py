@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rltrace.cli.as_json import echo_json
+from rltrace.cli.completion import RUN_ARGUMENT
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import LIMITS_OPTION, figures_of, open_run
 from rltrace.cli.selection import of_figures
@@ -28,7 +29,7 @@ ON_GITHUB = "GITHUB_ACTIONS"
 
 
 @click.command()
-@click.argument("run", required=False)
+@RUN_ARGUMENT
 @click.option("--max", "most", multiple=True, metavar="NAME=LIMIT", help="Such as step=10s or memory.used=70GiB.")
 @click.option("--budget", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Limits in YAML.")
 @click.option("--baseline", metavar="RUN", help="A run that this one may not exceed.")

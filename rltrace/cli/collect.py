@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rltrace.cli.completion import recordings
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import LIMITS_OPTION, open_run
 from rltrace.errors import RecordingError, RunError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("runs", metavar="[RUN]...", nargs=-1)
+@click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=recordings)
 @click.option(
     "--address",
     metavar="HOST:PORT",

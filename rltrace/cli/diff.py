@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rltrace.cli.as_json import echo_json
+from rltrace.cli.completion import recordings
 from rltrace.cli.report import COMPARISON, SHARE_OPTION, made_by, write_page
 from rltrace.cli.runs import LIMITS_OPTION, figures_of, open_run
 from rltrace.cli.selection import of_figures
@@ -14,8 +15,8 @@ from rltrace.read.selection import Numbers, Seconds, Selection
 
 
 @click.command()
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@click.argument("a", metavar="A", shell_complete=recordings)
+@click.argument("b", metavar="B", shell_complete=recordings)
 @click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in docs/json.md.")
 @click.option("-o", "--output", metavar="FILE", help="Write a page of both instead, as `rltrace report` does of one.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")

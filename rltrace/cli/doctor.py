@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rltrace.cli.as_json import echo_json
+from rltrace.cli.completion import files
 from rltrace.cli.runs import require_linux
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _STYLES = {"ok": "green", "missing": "bold red", "unknown": "bold yellow", "not 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--out", metavar="DIR", help="Folder that the Recording would go to.  [default: rltrace-runs/<time>]")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=files)
 def doctor(out: str | None, as_json: bool, command: tuple[str, ...]) -> int:
     """Check that COMMAND would be traced completely.
 

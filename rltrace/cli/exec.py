@@ -8,37 +8,32 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rltrace.cli.completion import files
 from rltrace.cli.runs import (
+    ALLOCATIONS_OPTION,
+    KERNELS_OPTION,
     MAX_DISK_OPTION,
+    OTLP_OPTION,
     SAMPLE_OPTION,
     TRACING_HELP,
     bound,
     check_disabled,
-    checked,
     choose,
     claim,
     in_shell,
+    is_off,
+    keep,
     record_options,
     require_linux,
     say_what_is_lost,
     show,
 )
 from rltrace.events import SAMPLER
-from rltrace.read.selection import numbers
-from rltrace.record import allocation_steps
+from rltrace.hooks.environment import TRACE_CONTEXT_VARIABLE
 from rltrace.record.announcement import complain, say
 
 if TYPE_CHECKING:
     from rltrace.run.supervisor import Outcome
-
-
-MOST_CHOSEN = 1000
-"""How many steps' allocations may be kept; each step is some hundred megabytes for a large model."""
-
-
-def _each(steps: str) -> str:
-    """Return each step by itself, as every process of the run takes them from the environment."""
-    return ",".join(map(str, numbers(steps).each(MOST_CHOSEN))) if steps.strip() else ""
 
 
 @click.command(
@@ -47,25 +42,29 @@ def _each(steps: str) -> str:
     context_settings={"allow_interspersed_args": False},  # behind the program's name all words are its own
 )
 @click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
+@ALLOCATIONS_OPTION
+@KERNELS_OPTION
+@OTLP_OPTION
 @click.option(
-    "--allocations",
-    metavar="STEPS",
-    default="",
-    envvar=allocation_steps.VARIABLE,
-    callback=checked(_each),
-    help="Record every GPU allocation of these steps, such as 3 or 5-7,10; they take a little longer.",
+    "--trace-context",
+    is_flag=True,
+    envvar=TRACE_CONTEXT_VARIABLE,
+    help="Send a W3C trace context with Ray calls and HTTP requests, also where COMMAND has none to send.",
 )
 @record_options
 @MAX_DISK_OPTION
 @SAMPLE_OPTION
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=files)
 def exec_(
     out: str | None,
     allocations: str,
+    kernels: str,
+    trace_context: bool,
     record_steps: str,
     record_ranks: str,
     max_disk: str,
     sample_seconds: float,
+    otlp: dict[str, str] | None,
     command: tuple[str, ...],
 ) -> int:
     """Run any COMMAND, and record it.
@@ -77,13 +76,16 @@ def exec_(
     from rltrace.run import supervisor
 
     supervisor.require_program(command[0])
+    if is_off():
+        supervisor.become(command)
     check_disabled()
     folder = claim(out, list(command), {})
     say(f"recording into {folder}, {bound(folder, max_disk)}")
     choose(record_steps, record_ranks)
-    if allocations:
-        os.environ[allocation_steps.VARIABLE] = allocations
-    outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds)
+    keep(allocations, kernels)
+    if trace_context:
+        os.environ[TRACE_CONTEXT_VARIABLE] = "1"
+    outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds, otlp=otlp)
     show(_say, folder, outcome)
     return outcome.exit_code
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 import click
 
 from rltrace import plugins
+from rltrace.cli.completion import RUN_ARGUMENT
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import LIMITS_OPTION, open_run
 from rltrace.cli.selection import of_events
@@ -28,12 +29,13 @@ DEFAULT = "perfetto"
 """The format if neither a format nor a file is named."""
 
 
-EXTRAS = {"parquet": "sql", "memory": "pictures"}
+EXTRAS = {"parquet": "sql", "memory": "pictures", "otlp": "otel", "prometheus": "metrics"}
 """The extras that bring the packages of formats."""
 
 
 class Exporter(Protocol):
-    """A format. One of several files has `write_folder(recording, folder)` in place of `write`.
+    """A format. One of several files has `write_folder(recording, folder)` in place of `write`; one that is sent has
+    `send(recording, url)`, which returns what was sent, and no suffix.
 
     It may say of itself that it is always of the whole Recording (`writes_parts = False`), that it has no spans
     (`shows_spans = False`), or that a browser opens its files, so that a large run is exported in part unless the user
@@ -48,7 +50,7 @@ class Exporter(Protocol):
 
 
 @click.command()
-@click.argument("run", required=False)
+@RUN_ARGUMENT
 @click.option(
     "--to",
     "name",
@@ -79,8 +81,10 @@ def export(
 
     The format perfetto (.pftrace) is the timeline for ui.perfetto.dev. The format memory (.html, .svg, .png) is a
     picture of who holds every byte. The format parquet (.parquet) is a folder with a file for each table of
-    docs/sql.md. The format archive (.zip) is the Recording as one small file, which summary, view, diff and export
-    open. RUN is the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
+    docs/sql.md. The format prometheus (.prom) is what `rltrace view` serves at /metrics. The format archive (.zip) is
+    the Recording as one small file, which summary, view, diff and export open. The format otlp is sent to an
+    OpenTelemetry collector, whose URL is FILE, or what the OTEL_ variables say. RUN is the folder of a Recording or an
+    archive of it, by default the newest in ./rltrace-runs.
     """
     from rltrace.analysis.selected import selected
 
@@ -94,6 +98,9 @@ def export(
     if selection == ALL and getattr(exporter, "is_for_browsers", False):
         selection = what_opens(whole)
     recording = selected(whole, selection)
+    if hasattr(exporter, "send"):
+        echo(exporter.send(recording, output or ""), err=True)
+        return
     output = f"{recording.name}{exporter.suffix}" if output is None else output
     if hasattr(exporter, "for_file"):  # a format of several kinds of file
         exporter = exporter.for_file(output)
@@ -216,9 +223,10 @@ def _by_suffix(output: str) -> Exporter:
             exporter = load_exporter(name)
         except MissingExtraError:
             continue
-        endings = getattr(exporter, "suffixes", (exporter.suffix,))
+        endings = exporter.suffixes if hasattr(exporter, "suffixes") else (exporter.suffix,)
         if output.endswith(endings):
             return exporter
-        suffixes[name] = ", ".join(endings)
+        if endings:
+            suffixes[name] = ", ".join(endings)
     known = ", ".join(f"{name} ({suffix})" for name, suffix in suffixes.items())
     raise click.UsageError(f"-o {output}: no format has this ending; choose one with --to: {known}")

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from rltrace.cli.as_json import echo_json
+from rltrace.cli.completion import RUNS
 from rltrace.cli.echo import echo
-from rltrace.cli.runs import LIMITS_OPTION, RUNS
+from rltrace.cli.runs import LIMITS_OPTION
 from rltrace.errors import RecordingError
 from rltrace.limits import Limits
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import click
 
 from rltrace.cli.as_json import echo_json
+from rltrace.cli.completion import RUNS
 from rltrace.cli.echo import echo
 from rltrace.cli.run import PACKAGE, checked, report
-from rltrace.cli.runs import LIMITS_OPTION, RUNS, check_disabled, claim, in_shell, require_linux
+from rltrace.cli.runs import LIMITS_OPTION, check_disabled, claim, in_shell, require_linux
 from rltrace.errors import RecordingError, RunError
 from rltrace.limits import Limits
 from rltrace.record import manifest

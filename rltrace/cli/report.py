@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from rltrace import plugins
+from rltrace.cli.completion import RUN_ARGUMENT
 from rltrace.cli.echo import echo
 from rltrace.cli.export import write_whole
 from rltrace.cli.runs import LIMITS_OPTION, open_run
@@ -26,7 +27,7 @@ SHARE_OPTION = click.option(
 
 
 @click.command()
-@click.argument("run", required=False)
+@RUN_ARGUMENT
 @click.option(
     "-o", "--output", metavar="FILE", help="File to write.  [default: RUN's name and .report.html, in this folder]"
 )

@@ -15,6 +15,7 @@ import click
 
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import (
+    KERNELS_OPTION,
     MAX_DISK_OPTION,
     SAMPLE_OPTION,
     TRACING_HELP,
@@ -22,7 +23,10 @@ from rltrace.cli.runs import (
     check_disabled,
     choose,
     claim,
+    collector,
     in_shell,
+    is_off,
+    keep,
     record_options,
     require_linux,
     say_what_is_lost,
@@ -41,6 +45,7 @@ _INTERRUPTS = {"SIGINT": "SIGINT (Ctrl-C)", "SIGHUP": "SIGHUP (the terminal was 
 @click.argument("config", type=click.Path())
 @click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
 @click.option("--force", is_flag=True, help="Try untested versions of vLLM, and GPUs that others use too.")
+@KERNELS_OPTION
 @record_options
 @MAX_DISK_OPTION
 @SAMPLE_OPTION
@@ -48,6 +53,7 @@ def run(
     config: str,
     out: str | None,
     force: bool,
+    kernels: str,
     record_steps: str,
     record_ranks: str,
     max_disk: str,
@@ -62,16 +68,21 @@ def run(
     from rltrace.run import supervisor
 
     settings = checked(config, force)
+    program = [sys.executable, "-m", PACKAGE, config, *(["--force"] if force else [])]
+    if is_off():
+        supervisor.become(program)
     check_disabled()
-    folder = claim(out, ["rltrace", "run", config], settings)
+    otlp = None if settings["otlp"] is False else collector("" if settings["otlp"] is True else settings["otlp"])
+    folder = claim(out, ["rltrace", "run", config], settings | {"otlp": otlp is not None})
     choose(record_steps, record_ranks)
+    keep("", kernels)
     limit = bound(folder, max_disk)
     if not is_quiet():
         show(echo, f"recording into {folder}, {limit}; starting {_ranks(settings)}, which takes a while ...")
     with tempfile.TemporaryDirectory(prefix="rltrace-run-", ignore_cleanup_errors=True) as scratch:
         reason = Path(scratch, "reason")
-        command = [sys.executable, "-m", PACKAGE, config, *(["--force"] if force else []), "--reason-to", str(reason)]
-        outcome = supervisor.supervise(command, folder, is_our_run=True, sample_seconds=sample_seconds)
+        command = [*program, "--reason-to", str(reason)]
+        outcome = supervisor.supervise(command, folder, is_our_run=True, sample_seconds=sample_seconds, otlp=otlp)
         said = _read(reason)
     show(show_steps, folder)
     return report(folder, outcome, said)

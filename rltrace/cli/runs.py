@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rltrace import plugins
+from rltrace.cli.completion import RUNS
 from rltrace.cli.echo import echo
 from rltrace.errors import RecordingError, RltraceError
 from rltrace.limits import LIMITS, NO_LIMITS, Limits
-from rltrace.record import chosen_steps, disk_account, disk_budget, manifest
+from rltrace.read.selection import numbers
+from rltrace.record import allocation_steps, chosen_steps, cluster, disk_account, disk_budget, manifest, trackers
 from rltrace.record.announcement import complain
 from rltrace.record.lifecycle import default_folder
 from rltrace.run.sampler import INTERVAL_SECONDS
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from rltrace.analysis.figures import Figures
     from rltrace.read.recording import Recording
     from rltrace.read.selection import Selection
-
-RUNS = Path("rltrace-runs")
 
 FULL_BYTES = 1 << 20
 """A disk with less room than this, a process's first segment, counts as full."""
@@ -91,13 +91,62 @@ _RECORD_RANKS = click.option(
 
 
 def record_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose what is recorded in full."""
-    return _RECORD_STEPS(_RECORD_RANKS(command))
+    """Add the options that choose what is recorded in full, and who else is told."""
+    return _RECORD_STEPS(_RECORD_RANKS(_TRACKERS(command)))
+
+
+def _want_trackers(_context: click.Context, _parameter: click.Parameter, are_wanted: bool) -> None:
+    if are_wanted:
+        os.environ[trackers.VARIABLE] = "1"
+
+
+_TRACKERS = click.option(
+    "--trackers",
+    is_flag=True,
+    envvar=trackers.VARIABLE,
+    expose_value=False,
+    callback=_want_trackers,
+    help="Add seconds and bytes of each step to the run that the program has open in W&B, MLflow or TensorBoard.",
+)
 
 
 def choose(record_steps: str, record_ranks: str) -> None:
     """Have the processes of a run record only these steps and ranks in full."""
     for variable, text in ((chosen_steps.STEPS_VARIABLE, record_steps), (chosen_steps.RANKS_VARIABLE, record_ranks)):
+        if text:
+            os.environ[variable] = text
+
+
+MOST_CHOSEN = 1000
+"""How many steps may be kept whole; the allocations of one are some hundred megabytes for a large model."""
+
+
+def _each(steps: str) -> str:
+    """Return each step by itself, as every process of the run takes them from the environment."""
+    return ",".join(map(str, numbers(steps).each(MOST_CHOSEN))) if steps.strip() else ""
+
+
+ALLOCATIONS_OPTION = click.option(
+    "--allocations",
+    metavar="STEPS",
+    default="",
+    envvar=allocation_steps.VARIABLE,
+    callback=checked(_each),
+    help="Record every GPU allocation of these steps, such as 3 or 5-7,10; they take a little longer.",
+)
+KERNELS_OPTION = click.option(
+    "--kernels",
+    metavar="STEPS",
+    default="",
+    envvar=allocation_steps.KERNELS_VARIABLE,
+    callback=checked(_each),
+    help="Record every kernel and operator of these steps, such as 3 or 5-7,10; they take longer.",
+)
+
+
+def keep(allocations: str, kernels: str) -> None:
+    """Have the processes of a run keep all allocations, and all kernels, of these steps."""
+    for variable, text in ((allocation_steps.VARIABLE, allocations), (allocation_steps.KERNELS_VARIABLE, kernels)):
         if text:
             os.environ[variable] = text
 
@@ -112,6 +161,32 @@ MAX_DISK_OPTION = click.option(
     f"[default: {disk_budget.size(disk_budget.MOST_BYTES)}, or 1/{disk_budget.FREE_SHARE} of what is free]",
 )
 
+
+ENDPOINT = "rltrace_exporters.otlp.endpoint"
+"""What knows URLs of collectors; found by name, as all exporters are."""
+
+
+def collector(url: str) -> dict[str, str]:
+    """Return the variables of a process that sends to a collector, whose URL is given or in the standard variables.
+
+    Raises:
+        ConfigError: it is no URL.
+        MissingExtraError: what sends is not installed.
+    """
+    plugins.load(f"{ENDPOINT}:require")()
+    variables: dict[str, str] = plugins.load(f"{ENDPOINT}:set_up")(url, os.environ)
+    return variables
+
+
+OTLP_OPTION = click.option(
+    "--otlp",
+    metavar="[URL]",
+    is_flag=False,
+    flag_value="",
+    callback=lambda context, option, url: None if url is None else collector(url),
+    help="Send steps and metrics to an OpenTelemetry collector while the run goes on; by default where the OTEL_ "
+    "variables say, such as OTEL_EXPORTER_OTLP_ENDPOINT.",
+)
 
 LIMITS_OPTION = click.option(
     "--no-limits",
@@ -211,6 +286,14 @@ def bound(folder: Path, max_disk: str) -> str:
 def in_shell(folder: Path) -> str:
     """Return the folder as a shell takes it, for commands that users copy."""
     return shlex.quote(str(folder))
+
+
+def is_off() -> bool:
+    """Return whether rltrace is switched off, and say so: the command runs, and nothing of it is recorded."""
+    if not cluster.is_off():
+        return False
+    complain(f"{cluster.OFF_VARIABLE} is set: nothing is recorded, and the command runs as it would without rltrace")
+    return True
 
 
 def check_disabled() -> None:

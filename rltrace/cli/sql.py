@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rltrace.cli.as_json import echo_json_list
+from rltrace.cli.completion import recordings
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import LIMITS_OPTION, open_run
 from rltrace.cli.selection import of_tables
@@ -33,7 +34,7 @@ MOST_ROWS = 500
 
 
 @click.command()
-@click.argument("words", metavar="[RUN] QUERY", nargs=-1)
+@click.argument("words", metavar="[RUN] QUERY", nargs=-1, shell_complete=recordings)
 @click.option(
     "--format",
     "form",

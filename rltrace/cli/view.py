@@ -1,4 +1,4 @@
-"""`rltrace view` shows the timeline in Perfetto's own UI, served from this machine."""
+"""`rltrace view` shows the timeline in Perfetto's own UI, served from this machine, and metrics to Prometheus."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from rltrace import plugins
+from rltrace.cli.completion import RUN_ARGUMENT
 from rltrace.cli.echo import echo
 from rltrace.cli.export import load_exporter, what_opens, write_whole
 from rltrace.cli.runs import LIMITS_OPTION, open_run
@@ -20,10 +22,22 @@ from rltrace.read.selection import ALL, Numbers, Seconds, Selection
 
 
 @click.command()
-@click.argument("run", required=False)
+@RUN_ARGUMENT
 @click.option("--no-open", is_flag=True, help="Print the address and open no browser.")
 @click.option("--online", is_flag=True, help="Use the public UI at ui.perfetto.dev; the trace stays in your browser.")
-@click.option("--port", type=int, default=0, show_default="any that is free", help="Port of the loopback interface.")
+@click.option("--port", type=int, default=0, show_default="any that is free", help="Port to listen on.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on. Beyond this machine nothing is encrypted, and the token alone protects the run.",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Keep the token in FILE, for Prometheus, which asks for /metrics again and again.",
+)
 @of_events
 @LIMITS_OPTION
 def view(
@@ -31,6 +45,8 @@ def view(
     no_open: bool,
     online: bool,
     port: int,
+    host: str,
+    token_file: Path | None,
     steps: Numbers | None,
     ranks: Numbers | None,
     time: Seconds | None,
@@ -40,12 +56,15 @@ def view(
     """Show RUN's timeline in the browser.
 
     The timeline begins with a steady step. Perfetto's UI is served from this machine: it needs no internet and contacts
-    no other host. Over SSH, the command that forwards the port is printed. RUN is the folder of a Recording or an
-    archive of it, by default the newest in ./rltrace-runs.
+    no other host. Over SSH, the command that forwards the port is printed. Prometheus finds metrics of RUN at /metrics:
+    docs/prometheus.md. RUN is the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
     """
     from rltrace.analysis.first_look import first_look
     from rltrace.analysis.selected import selected
     from rltrace.read import perfetto_ui
+    from rltrace.read.token_file import token_in
+
+    token = "" if token_file is None else token_in(token_file)
 
     whole = open_run(run, limits)
     asked = Selection(steps, ranks, time, depth)
@@ -56,12 +75,14 @@ def view(
         trace = Path(folder) / f"{recording.name}.pftrace"
         write_whole(load_exporter("perfetto"), recording, trace, force=False)
         if ui is None:
-            server = perfetto_ui.serve_launcher(trace, port)
+            server = perfetto_ui.serve_launcher(trace, port, host=host, token=token)
         else:
             shown = first_look(recording) if asked == ALL else first_look(whole, asked)
             commands = perfetto_ui.startup_commands(recording.processes)
-            server = perfetto_ui.serve(trace, ui, port, commands, shown)
-        forward = perfetto_ui.port_forward(server, os.environ)
+            server = perfetto_ui.serve(trace, ui, port, commands, shown, host=host, token=token)
+        with contextlib.suppress(ImportError):  # prometheus_client is an extra
+            server.scrape = plugins.load("rltrace_exporters.prometheus_scrapes:Scrapes")(whole.path, limits)
+        forward = perfetto_ui.port_forward(server, os.environ) if server.is_local else None
         echo(f"{recording.path}: {server.url}")
         if forward:
             echo(f"on your machine: {forward}")

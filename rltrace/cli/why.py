@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rltrace.cli.as_json import echo_json
+from rltrace.cli.completion import RUN_ARGUMENT
 from rltrace.cli.runs import LIMITS_OPTION, figures_of, open_run
 from rltrace.cli.selection import of_figures
 from rltrace.limits import Limits
@@ -12,7 +13,7 @@ from rltrace.read.selection import Numbers, Seconds, Selection
 
 
 @click.command()
-@click.argument("run", required=False)
+@RUN_ARGUMENT
 @click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in docs/json.md.")
 @of_figures
 @LIMITS_OPTION

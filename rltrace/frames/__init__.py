@@ -4,7 +4,7 @@ In: a Recording. Out: tables of Arrow. `schema.py` says which tables there are, 
 samples and arrows are made of the reader's columns (`recorded.py`), figures by the functions of `analysis` that make
 the JSON (`figures.py`); `moments.py` says in which step and phase an instant is. A table is made as it is read, and of
 it only the columns and the rows that are asked for (`arrow.py`). `tables.py` is what `rltrace.open` returns,
-`database.py` asks DuckDB.
+`cell.py` how a notebook shows it, `database.py` asks DuckDB.
 
 To add a table, describe it in `schema.py` and make it in `figures.py`; then `make docs`. A figure that is a list of the
 JSON needs one line in each.
@@ -32,7 +32,7 @@ def open(
     time: str | None = None,
     limits: Limits = LIMITS,
 ) -> Tables:
-    """Return the tables of a Recording; the package needs the extra `sql`.
+    """Return the tables of a Recording, and what a notebook shows of it.
 
     Args:
         run: The folder of a Recording, or an archive of it.
@@ -44,7 +44,6 @@ def open(
     Raises:
         RecordingError: there is no Recording, or it cannot be read.
         SelectionError: there is no such step, rank or time.
-        MissingExtraError: pyarrow is not installed.
     """
     from rltrace.read import selection
     from rltrace.read.recording import Recording
@@ -65,15 +64,10 @@ def tables_of(recording: Recording, chosen: Selection) -> Tables:
 
     Raises:
         SelectionError: there is no such step, rank or time.
-        MissingExtraError: pyarrow is not installed.
     """
-    try:
-        from rltrace.frames.tables import Tables
-    except ImportError as error:
-        raise missing(error) from None
-    from rltrace.analysis.selected import selected
+    from rltrace.frames.tables import Tables
 
-    return Tables(selected(recording, chosen))
+    return Tables(recording, chosen)
 
 
 def missing(error: ImportError) -> MissingExtraError:

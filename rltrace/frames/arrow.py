@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset
 from numpy.typing import NDArray
 
@@ -33,6 +36,12 @@ def schema(table: Table, columns: Sequence[str] | None = None) -> Any:
     """Return the schema of some columns of a table, by default of all."""
     kinds = {column.name: column.kind for column in table.columns}
     return pa.schema([(name, _TYPES[kinds[name]]) for name in (kinds if columns is None else columns)])
+
+
+def equal(wanted: Mapping[str, Any]) -> Any:
+    """Return the filter of rows in which columns have these values, None where any will do; None if all rows pass."""
+    held = [pc.field(name) == value for name, value in wanted.items() if value is not None]
+    return functools.reduce(operator.and_, held) if held else None
 
 
 def same_text(text: str, many: int) -> Any:

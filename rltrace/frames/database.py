@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from rltrace.errors import QueryError
 from rltrace.frames import missing
-from rltrace.frames.arrow import Streamed
 from rltrace.frames.schema import TABLES
 
 try:
     import duckdb
     import pyarrow as pa
+
+    from rltrace.frames.arrow import Streamed
 except ImportError as error:
     raise missing(error) from None
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute as pc
-
+from rltrace.analysis.figures import figures
+from rltrace.analysis.findings.finding import Finding
 from rltrace.analysis.lanes import Lane
+from rltrace.analysis.selected import selected
 from rltrace.analysis.summary import losses
 from rltrace.errors import QueryError
-from rltrace.frames.arrow import Streamed
-from rltrace.frames.figures import Figures
-from rltrace.frames.recorded import Recorded
+from rltrace.frames import cell, missing
 from rltrace.frames.schema import (
     BOUNDARIES,
     COUNTERS,
@@ -31,24 +31,60 @@ from rltrace.frames.schema import (
     Table,
 )
 from rltrace.read.recording import Recording
+from rltrace.read.selection import ALL, Selection
+
+if TYPE_CHECKING:
+    from rltrace.frames.arrow import Streamed
+    from rltrace.frames.figures import Figures
+    from rltrace.frames.recorded import Recorded
 
 _RECORDED = (SPANS, COUNTERS, FLOWS)
 
 
 class Tables:
     """The tables of a Recording: each is a `pyarrow.Table`, of which `.to_pandas()` makes a frame of pandas, and
-    `polars.from_arrow` one of polars.
+    `polars.from_arrow` one of polars. In a notebook it shows a step and the findings.
 
-    Nothing is read before a table is asked for. What was recorded is read again each time; figures are kept.
+    Nothing is read before it is asked for. What was recorded is read again each time; figures are kept. Tables need the
+    extra `sql`, the picture of the step `report`; findings need neither.
     """
 
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-        self._recorded = Recorded(recording, lambda: self._figures.phase_moments)
-        self._figures = Figures(recording, self._recorded.lock)
+    def __init__(self, recording: Recording, chosen: Selection = ALL) -> None:
+        """Args:
+        recording: The whole.
+        chosen: Which part of it the tables are of.
+        """
+        self.recording = selected(recording, chosen)
+        self._whole, self._chosen_part = recording, chosen
 
     def __repr__(self) -> str:
         return f"<rltrace tables of {self.recording.path}: {', '.join(TABLES)}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: one step of every rank, and the findings."""
+        return self._cell
+
+    @cached_property
+    def _cell(self) -> str:
+        return cell.html(selected(self._whole, self._chosen_part, whole_steps=True), self.findings)
+
+    def findings(self) -> list[Finding]:
+        """Return what bounds a step and what to change: the `findings` of `rltrace why --json`, as values."""
+        return [*self._findings]
+
+    @cached_property
+    def _findings(self) -> list[Finding]:
+        return figures(self._whole, self._chosen_part).why.findings
+
+    @cached_property
+    def _recorded(self) -> Recorded:
+        made: Recorded = _needed("recorded").Recorded(self.recording, lambda: self._figures.phase_moments)
+        return made
+
+    @cached_property
+    def _figures(self) -> Figures:
+        made: Figures = _needed("figures").Figures(self.recording, self._recorded.lock)
+        return made
 
     def spans(
         self,
@@ -134,7 +170,8 @@ class Tables:
 
     def dataset(self, table: Table) -> Streamed:
         """Return a table that is read in batches, and only as much of it as is asked for."""
-        return Streamed(table, partial(self._batches, table))
+        streamed: Streamed = _needed("arrow").Streamed(table, partial(self._batches, table))
+        return streamed
 
     def missing(self) -> Iterator[str]:
         """Yield what a reader should know of a Recording that is live or lacks something, one line each.
@@ -167,7 +204,19 @@ class Tables:
         def is_one(lane: Lane) -> bool:
             return rank is None or lane.rank == rank
 
-        held = [pc.field(key) == value for key, value in (("name", name), ("step", step)) if value is not None]
-        filter = None if not held else held[0] if len(held) == 1 else held[0] & held[1]
-        dataset = Streamed(table, lambda wanted, filter: self._recorded.batches(table, wanted, filter, is_one))
+        arrow = _needed("arrow")
+        filter = arrow.equal({"name": name, "step": step})
+        dataset = arrow.Streamed(table, lambda wanted, filter: self._recorded.batches(table, wanted, filter, is_one))
         return dataset.scanner(columns, filter).to_table()
+
+
+def _needed(module: str) -> Any:
+    """Return a module of this room that tables need.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+    """
+    try:
+        return import_module(f"rltrace.frames.{module}")
+    except ImportError as error:
+        raise missing(error) from None

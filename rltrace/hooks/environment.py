@@ -19,6 +19,10 @@ RAY_HOOK = "rltrace.instrument.ray.runtime_env_hook"
 NEXT_RAY_HOOK_VARIABLE = "RLTRACE_NEXT_RAY_RUNTIME_ENV_HOOK"
 """This variable names the function that `RAY_RUNTIME_ENV_HOOK` would name without us; ours calls it first."""
 
+TRACE_CONTEXT_VARIABLE = "RLTRACE_TRACE_CONTEXT"
+"""This variable says when the context of a trace is sent with calls and requests: 0 never, 1 always, else where the
+program has one."""
+
 
 def traced_environment(recording: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment whose Python processes join the Recording.

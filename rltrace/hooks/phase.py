@@ -44,6 +44,7 @@ class OwnPhase(LiveSpan):
         except BaseException as interruption:
             self.end_interrupted(interruption)
             raise
+        spans.phase_ended(self.name, self.start_ns)
         _reached(self.name, error=error if isinstance(error, BaseException) else None)
 
 

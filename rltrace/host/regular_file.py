@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
+from typing import NamedTuple
 
 from rltrace.limits import LIFT, LIMITS, Limits
 
@@ -22,6 +23,13 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+
+_FIRST_BYTES = 256
+_LARGEST_BYTES = 1 << 16
+"""How much of a tail is read at first, where there is often nothing, and at most at a time."""
+
+_ZEROS = 64
+"""So many zeros are the end of what was written; a record has fewer in a row."""
 
 _GROWTH_BYTES = 1 << 20
 """How much a file may grow between the look at its size and its end: its process may be writing it."""
@@ -44,6 +52,35 @@ def read(path: Path, limits: Limits = LIMITS) -> bytes:
         while len(content) < size_bytes and (more := file.raw.read(size_bytes - len(content))):  # 2 GiB at a time
             content += more
         return content
+
+
+class Tail(NamedTuple):
+    """What is in a file from a place on."""
+
+    content: bytes
+    """Without zeros at its end."""
+    read_bytes: int
+    """How many bytes were read to find that out."""
+    inode: int
+    """Of the file: another one has been put into its place if this differs."""
+
+
+def tail(path: Path, at: int, limits: Limits = LIMITS) -> Tail:
+    """Return what is in a file from a place on, until its end or zeros, without reading many zeros.
+
+    Raises:
+        RefusedError: it is no regular file, or larger than `limits` allow.
+        OSError: it is not there, or cannot be read.
+    """
+    with _opened(path, limits) as file:
+        number = file.fileno()
+        inode, content, piece_bytes = os.fstat(number).st_ino, b"", _FIRST_BYTES
+        while piece := os.pread(number, piece_bytes, at + len(content)):
+            content += piece
+            if not piece[-_ZEROS:].strip(b"\0"):
+                break
+            piece_bytes = min(_LARGEST_BYTES, 4 * piece_bytes)
+    return Tail(content.rstrip(b"\0"), len(content), inode)
 
 
 def lines(path: Path, limits: Limits = LIMITS) -> Iterator[str]:

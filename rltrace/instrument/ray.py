@@ -119,7 +119,7 @@ def runtime_env_hook(runtime_env: Any) -> Any:
     """
     runtime_env = _next_hook(runtime_env)
     try:
-        if os.environ.get(cluster.DIR_VARIABLE) and not _starts_cluster():
+        if os.environ.get(cluster.DIR_VARIABLE) and not cluster.is_off() and not _starts_cluster():
             return traced_runtime_env(runtime_env)
     except own_failure() as error:
         complain(f"workers of this Ray cluster are not traced: {type(error).__name__}: {error}")

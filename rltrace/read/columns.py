@@ -192,6 +192,14 @@ class Columns:
             found.setdefault(row, []).append(place)
         return found
 
+    def counters(self) -> list[Counter]:
+        """Return the samples as the events that they are."""
+        name, thread, ts_ns, value, is_whole = (column.tolist() for column in _columns_of(self.samples))
+        return [
+            Counter(self.texts[name], thread, ts_ns, int(value) if is_whole else value)
+            for name, thread, ts_ns, value, is_whole in zip(name, thread, ts_ns, value, is_whole, strict=True)
+        ]
+
     def spans(self, rows: NDArray[np.intp]) -> Iterator[Span]:
         """Yield some rows as the events that they are."""
         columns = (self.name, self.thread, self.task, self.start_ns, self.end_ns, self.lane, self.is_automatic)
@@ -208,6 +216,11 @@ class Columns:
                 lane=None if lane == NO_LANE else lane,
                 is_automatic=is_automatic,
             )
+
+
+def _columns_of(samples: Samples) -> Iterator[NDArray[Any]]:
+    columns: Iterable[Any] = samples
+    yield from columns
 
 
 _OF_SPANS = ("name", "thread", "task", "lane", "start_ns", "end_ns", "is_automatic")
@@ -246,7 +259,7 @@ def fold(process: Process, begin: Callable[[], Kept], add: Callable[[Kept, Colum
         except UnsoundError:
             pass
     kept = begin()
-    for columns in _of_events(process.events()):
+    for columns in of_events(process.events()):
         add(kept, columns)
     return kept
 
@@ -296,7 +309,7 @@ class _Decoding:
         self.process.orphans += orphans
         self.process.stray_flows += strays
 
-    def _taken(self) -> Columns:
+    def _taken(self, *, are_open: bool = False) -> Columns:
         raw, arguments = self.decoder.take()
         self.process.threads.update(self.decoder.threads())
         self._learn()
@@ -305,10 +318,11 @@ class _Decoding:
             arguments |= {key: self._placed(arguments[key]) for key in _TEXTS}
         args = Encoded(self, raw, arguments)
         args.check()
-        self._end_in_pauses(raw)
+        if not are_open:
+            self._end_in_pauses(raw)
         on_time_line = _time_line(self.process.alignment)
         ends_ns = raw["end_ns"]
-        if self.process.alignment is not None:
+        if self.process.alignment is not None and not are_open:
             raw["start_ns"] = on_time_line(raw["start_ns"])
             raw["end_ns"] = np.where(ends_ns == OPEN, OPEN, on_time_line(ends_ns))
         raw["is_automatic"] = (raw["flags"] & native.AUTOMATIC).astype(np.bool_)
@@ -358,6 +372,67 @@ class _Decoding:
         unfit = [row for row in beyond.tolist() if is_of_bytes(self.texts.all[found.name[row]])]
         self.process.unfit += len(unfit)
         return found.without(unfit) if unfit else found
+
+
+class Growing(_Decoding):
+    """Makes the columns of a process while its segments grow."""
+
+    MOST_TEXTS = 1 << 18
+    """How many names, texts and keys of arrows are remembered: every arrow has a key of its own."""
+
+    def __init__(self, process: Process) -> None:
+        """Begin before the first record.
+
+        Raises:
+            UnsoundError: there is no native decoder.
+        """
+        library = native.library()
+        if library is None:
+            raise UnsoundError
+        super().__init__(process, library)
+
+    def declare(self) -> None:
+        """Learn of the typed spans that the process has declared since."""
+        for number, declared in [*self.process.types.items()][len(self.types) :]:
+            self.types.append(native.Type(number, *declared))
+            self.decoder.declare(self.types[-1])
+
+    def add(self, content: bytes, life_ns: tuple[int, int], thread: int) -> int:
+        """Decode more of a segment, and return of which thread the last record is.
+
+        Args:
+            content: Whole records.
+            life_ns: From when to when they can have been written.
+            thread: Whose the record before them is.
+
+        Raises:
+            UnsoundError: they have something that only the Python reader knows.
+        """
+        return self.decoder.decode_more(content, *life_ns, thread)
+
+    def ended(self) -> Columns:
+        """Return what has ended since this was asked last, and the samples."""
+        return self._taken()
+
+    def open(self) -> list[Span]:
+        """Return the spans that are open now, without their arrows, on the process's own clock."""
+        self.decoder.show_open()
+        columns = self._taken(are_open=True)
+        return [*columns.spans(np.arange(len(columns)))]
+
+    def finish(self) -> None:
+        """Count the ends that lost their beginning; nothing may be added any more."""
+        self.decoder.finish()
+        self.decoder.take()
+
+    def is_full(self, most_early: int) -> bool:
+        """Return whether it remembers so many texts, or early ends, that it is better made anew."""
+        return self.decoder.many_texts > self.MOST_TEXTS or self.decoder.many_early > most_early
+
+    @property
+    def losses(self) -> tuple[int, int, int]:
+        """Damaged records, ends and flows without a beginning, and the flows among these."""
+        return self.decoder.losses()
 
 
 class Encoded:
@@ -507,7 +582,13 @@ def _argument(key: str, kind: int, spans: Sequence[Span], texts: Texts) -> NDArr
     return np.array(cells, dtype=native.DTYPES[kind])
 
 
-def _of_events(events: Iterable[Event]) -> Iterator[Columns]:
+def from_events(events: Sequence[Event]) -> Columns:
+    """Return events as columns."""
+    return _OfEvents(events, Texts())
+
+
+def of_events(events: Iterable[Event]) -> Iterator[Columns]:
+    """Yield the same columns, made of a process's events."""
     texts = Texts()
     rest = iter(events)
     while some := list(islice(rest, EVENTS)):

@@ -215,6 +215,7 @@ IDENTITY: dict[str, Check] = {
         )
     ),
     "chosen_steps": maybe(many(_count)),
+    "kernel_steps": maybe(many(_count)),
 }
 """Fields of a process's identity: a wrong one costs that field, because one line holds many."""
 
@@ -256,6 +257,7 @@ LINES: dict[str, Check] = {
     "cost": by_name(number),
     "unavailable": record({"what": Field(text), "reason": Field(text)}),
     "allocations": record({"step": Field(_count)}),
+    "kernels": record({"step": Field(_count), "is_written": truth}),
     "lost": record({"segments": Field(_count), "bytes": Field(_size), "segment": text, "by": text}),
     "left": record({"running": Field(many(text)), "ts_ns": _time_ns}),
     "seal": record({"segment": Field(text), "bytes": Field(_size), "crc32": Field(whole(0, 2**32 - 1))}),

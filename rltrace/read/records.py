@@ -28,6 +28,10 @@ BYTES_PER_TRY = 256
 LEAST_TRIES = 256
 """Tries in a segment, however short it is."""
 
+_TRUE = b"\xc3"
+
+_MOST_LOOKED = 64
+
 _BOUNDARY = re.compile(rb"\xc3(?=[\x93-\x9f\xdc])")
 """The `true` that ends a record, before the array that begins the next one."""
 
@@ -82,6 +86,39 @@ def records(data: bytes, makes_sense: Check, report_damage: Callable[[], None], 
                 break
         else:
             return
+
+
+def whole_bytes(data: bytes) -> int:
+    """Return how many bytes the whole records at the beginning of `data` take: the last may still be being written."""
+    if data.endswith(_TRUE):
+        return len(data)
+    unpacker = _unpacker(len(data) + 1, **_ODD_KEYS)
+    unpacker.feed(data)
+    size_bytes = 0
+    try:
+        for record in unpacker:
+            if record.__class__ is not list or record[-1:] != [True]:
+                break
+            size_bytes = int(unpacker.tell())
+    except (ValueError, TypeError, msgpack.UnpackException):
+        pass
+    return size_bytes
+
+
+def last_record(data: bytes) -> list[Any] | None:
+    """Return the last of whole records; None if it is hard to find."""
+    at = len(data) - 1
+    for _ in range(_MOST_LOOKED):
+        at = data.rfind(_TRUE, 0, max(at, 0))
+        try:
+            found = msgpack.unpackb(data[at + 1 :], unicode_errors="replace", timestamp=1, strict_map_key=False)
+        except (ValueError, TypeError, msgpack.UnpackException):
+            found = None
+        if isinstance(found, list) and len(found) > 2:
+            return found
+        if at < 0:
+            break
+    return None
 
 
 def _size_bytes(data: bytes, many: int) -> int:

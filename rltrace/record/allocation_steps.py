@@ -1,4 +1,4 @@
-"""The steps whose every allocation is kept, and which of them run now.
+"""The steps of which everything is kept (every allocation, every kernel), and which of them run now.
 
 Only the process that runs the training loop knows the number of a step; workers and engines are other processes. It
 writes the number to a small file of the Recording, and they check whether that file has grown. This needs the standard
@@ -16,8 +16,8 @@ from typing import Any
 
 from rltrace.host.interruption import own_failure
 
-VARIABLE = "RLTRACE_ALLOCATIONS"
-"""Environment variable with the numbers of these steps, separated by commas."""
+VARIABLE, KERNELS_VARIABLE = "RLTRACE_ALLOCATIONS", "RLTRACE_KERNELS"
+"""Environment variables with the numbers of the steps whose allocations and kernels are kept, separated by commas."""
 
 FILE = "chosen.jsonl"
 """File in a Recording, and in the folder that stands for it on another host: one line per begin and end of a step."""
@@ -42,6 +42,15 @@ def say(folder: Path, step: int, process: str, *, is_over: bool) -> None:
         OSError: the folder cannot be written.
     """
     _append(folder, [json.dumps({"step": step, "process": process, "is_over": is_over})])
+
+
+def say_marked(folder: Path, process: str) -> None:
+    """Tell other processes that a process marks its steps, so that none has to be inferred.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    _append(folder, [json.dumps({"marked_by": process})])
 
 
 def lines(folder: Path) -> list[str]:
@@ -88,6 +97,8 @@ class RunningSteps:
         self._begun_by: dict[int, str] = {}
         self.met: set[int] = set()
         """Steps that have begun, whether or not they are over."""
+        self.are_marked = False
+        """Whether a process marks its steps."""
 
     def now(self) -> list[int]:
         """Return the steps that have begun and not ended, the first one first.
@@ -110,6 +121,9 @@ class RunningSteps:
         for line in lines(self._folder):
             try:
                 said = json.loads(line)
+                if "marked_by" in said:
+                    self.are_marked = True
+                    continue
                 step, process, is_over = int(said["step"]), str(said["process"]), bool(said["is_over"])
             except own_failure(ValueError, KeyError, TypeError):  # being written
                 continue

@@ -19,6 +19,8 @@ from rltrace.events import (
     ALLOCATIONS_KEPT,
     ALLOCATIONS_WRITTEN,
     BRIEF,
+    KERNELS_KEPT,
+    KERNELS_WRITTEN,
     MEMORY_EDGE,
     MEMORY_MOVES,
     OUT_OF_MEMORY,
@@ -34,7 +36,8 @@ from rltrace.record.writer import Recorder
 STEPS_VARIABLE, RANKS_VARIABLE = "RLTRACE_RECORD_STEPS", "RLTRACE_RECORD_RANKS"
 """Environment variables: `100-110,every:50` and `0,8-15`."""
 
-ALWAYS = frozenset({STEP, *PHASES, *MEMORY_MOVES, MEMORY_EDGE, OUT_OF_MEMORY, ALLOCATIONS_KEPT, ALLOCATIONS_WRITTEN})
+ALWAYS = frozenset({STEP, *PHASES, *MEMORY_MOVES, MEMORY_EDGE, OUT_OF_MEMORY, ALLOCATIONS_KEPT, ALLOCATIONS_WRITTEN,
+                    KERNELS_KEPT, KERNELS_WRITTEN})  # fmt: skip
 """Names of spans that are recorded in any step."""
 
 

@@ -19,6 +19,9 @@ from rltrace.record import manifest
 DIR_VARIABLE = "RLTRACE_DIR"
 """Environment variable naming the Recording that a process joins."""
 
+OFF_VARIABLE = "RLTRACE_OFF"
+"""Environment variable that switches all of rltrace off: no process joins, starts a recording or installs a hook."""
+
 PARENT_VARIABLE = "RLTRACE_PARENT"
 """Environment variable naming the process (its folder) that started this one."""
 
@@ -33,6 +36,11 @@ FILE = "cluster.json"
 
 AUTHENTICATION_VARIABLE = "RAY_AUTH_MODE"
 """Whether Ray authenticates. Ray 2.60 sets this in a driver that finds its machine's cluster, if there is a token."""
+
+
+def is_off() -> bool:
+    """Return whether the user has switched rltrace off; `hooks/startup/` asks the same, where nothing is imported."""
+    return os.environ.get(OFF_VARIABLE, "") not in ("", "0")
 
 
 def recording_here(environment: Mapping[str, str]) -> Path:

@@ -54,8 +54,11 @@ def start(
     A value of the wrong type is ignored, and a line on stderr says so.
 
     Returns:
-        The folder; None if recording is impossible, with one line on stderr that says why. Never raises.
+        The folder; None if recording is impossible, with one line on stderr that says why, or if `RLTRACE_OFF` is set.
+        Never raises.
     """
+    if cluster.is_off():
+        return None
     who = {"role": role, "rank": rank, "device": device, "name": name}
     if (recorder := spans.current()) is not None:
         identify(**{key: value for key, value in who.items() if value is not None and (key, value) != ("role", "main")})
@@ -87,8 +90,10 @@ def join(
         **who: role, rank, device and name of this process.
 
     Returns:
-        The folder; None if recording is impossible, with one line on stderr. Never raises.
+        The folder; None if recording is impossible, with one line on stderr, or if `RLTRACE_OFF` is set. Never raises.
     """
+    if cluster.is_off():
+        return None
     if (recorder := spans.current()) is not None:
         recorder.keep_to(max_bytes)
         return recorder.recording

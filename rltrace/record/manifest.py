@@ -29,7 +29,7 @@ UNTRACED = "untraced.jsonl"
 
 VERSIONED = (
     "rltrace-toolkit", "torch", "ray", "vllm", "sglang", "transformers", "peft", "deepspeed", "verl", "trl", "openrlhf",
-    "areal", "skyrl", "msgspec",
+    "areal", "skyrl", "opentelemetry-api", "opentelemetry-sdk", "msgspec",
 )  # fmt: skip
 """Packages whose versions a reader needs to understand a run."""
 
@@ -113,12 +113,20 @@ def to_json(value: Any, indent: int | None = None) -> str:
 def is_live(folder: Path) -> bool:
     """Return whether the run in `folder` goes on: its owner is alive, on this host, and has not ended its part."""
     try:
-        owner = json.loads(regular_file.read(folder / FILE))
-        ticks = started_ticks(int(owner["owner_pid"]))
-        if ticks is None or ticks != owner["owner_start_ticks"] or owner["host"] != host_name():
-            return False
-        return owner["owner"] is None or not _has_ended(folder / PROCESSES / str(owner["owner"]))
+        said = json.loads(regular_file.read(folder / FILE))
+        return does_owner_live(said) and (
+            said["owner"] is None or not _has_ended(folder / PROCESSES / str(said["owner"]))
+        )
     except own_failure(OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def does_owner_live(said: Mapping[str, Any]) -> bool:
+    """Return whether the process that owns a run, as its manifest says, is alive on this host."""
+    try:
+        ticks = started_ticks(int(said["owner_pid"]))
+        return ticks is not None and ticks == said["owner_start_ticks"] and said["host"] == host_name()
+    except own_failure(ValueError, KeyError, TypeError):
         return False
 
 
@@ -158,7 +166,7 @@ def redact(value: Any) -> Any:
     """Return a copy of a configuration in which the values of keys such as `api_key` or `wandbToken` are replaced, at
     any depth."""
     if isinstance(value, Mapping):
-        return {str(k): REDACTED if _is_secret(str(k)) and v is not None else redact(v) for k, v in value.items()}
+        return {str(k): REDACTED if is_secret(str(k)) and v is not None else redact(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [redact(item) for item in value]
     if isinstance(value, str) and _SECRET_VALUE.search(value):
@@ -166,7 +174,8 @@ def redact(value: Any) -> Any:
     return value
 
 
-def _is_secret(name: str) -> bool:
+def is_secret(name: str) -> bool:
+    """Return whether what is called so is a secret: `api_key`, `wandbToken`."""
     return bool(_SECRET.search(_WORD_START.sub("_", name)))
 
 
@@ -179,11 +188,11 @@ def redact_command(command: list[str]) -> list[str]:
         name, equals, _ = word.partition("=")
         if after_secret and not word.startswith("-"):
             words.append(REDACTED)
-        elif equals and _is_secret(name):
+        elif equals and is_secret(name):
             words.append(f"{name}={REDACTED}")
         else:
             words.append(redact(word))
-        after_secret = not equals and word.startswith("-") and _is_secret(word)
+        after_secret = not equals and word.startswith("-") and is_secret(word)
     return words
 
 
@@ -196,7 +205,7 @@ def redact_text(text: str) -> str:
 def _redacted_value(found: re.Match[str]) -> str:
     name, between = found["name"], found["between"]
     is_prose = between.strip() == ":" and name.lower() in _ALSO_PROSE
-    return f"{name}{between}{REDACTED}" if _is_secret(name) and not is_prose else found[0]
+    return f"{name}{between}{REDACTED}" if is_secret(name) and not is_prose else found[0]
 
 
 def _redact_config(config: Mapping[str, Any] | None) -> dict[str, Any]:

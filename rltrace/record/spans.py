@@ -17,7 +17,7 @@ from numbers import Integral
 from typing import Any, Literal, cast
 
 from rltrace.dependencies import msgspec
-from rltrace.events import AUTOMATIC, PHASES, STEP_FIGURES, is_of_bytes
+from rltrace.events import AUTOMATIC, KERNEL, OPERATOR, PHASES, STEP_FIGURES, is_of_bytes
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record.encoding import encode, encode_anyhow
@@ -307,6 +307,10 @@ _look: Callable[[], None] | None = None
 _always: frozenset[str] | None = None
 """Names of the spans that are recorded anyway, while not everything is; None while everything is."""
 _encode_sample = encode
+_phase_ends: list[Callable[[str, int, int], None]] = []
+"""Who is told when a phase has ended: its name, its beginning and its end."""
+_sample_watchers: list[Callable[[str, float], None]] = []
+"""Who is told of each sample: its name and its value."""
 
 
 def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Callable[[Any], None]) -> Callable[[], None]:
@@ -341,6 +345,38 @@ def watch_phases(look: Callable[[], None] | None) -> None:
     _choose_makers()
 
 
+def watch_phase_ends(told: Callable[[str, int, int], None]) -> Callable[[], None]:
+    """Call `told` with name, beginning and end of each phase of this process that ends from here on; it must not raise.
+    Returns what undoes it."""
+    _phase_ends.append(told)
+    _choose_makers()
+
+    def undo() -> None:
+        _phase_ends.remove(told)
+        _choose_makers()
+
+    return undo
+
+
+def watch_samples(told: Callable[[str, float], None]) -> Callable[[], None]:
+    """Call `told` with name and value of each sample that is taken from here on; it must not raise. Returns what undoes
+    it."""
+    _sample_watchers.append(told)
+    _choose_encoder()
+
+    def undo() -> None:
+        _sample_watchers.remove(told)
+        _choose_encoder()
+
+    return undo
+
+
+def phase_ended(name: str, start_ns: int) -> None:
+    """Tell whoever watches that a phase has ended."""
+    for told in _phase_ends:
+        told(name, start_ns, _now_ns())
+
+
 def phase_begins() -> None:
     """Tell whoever watches phases that one is about to begin."""
     if _look is not None:
@@ -350,13 +386,29 @@ def phase_begins() -> None:
 def be_brief(always: frozenset[str] | None) -> None:
     """Record only spans of these names, phases, spans that an exception leaves, and samples of bytes and of a step's
     figures; None: everything."""
-    global _always, _encode_sample
+    global _always
     if always != _always:
         _always = always
-        _encode_sample = encode if always is None else _encode_if_kept
+        _choose_encoder()
         if always is not None:
             _make_typed_brief()
         _choose_makers()
+
+
+def _choose_encoder() -> None:
+    global _encode_sample
+    kept = encode if _always is None else _encode_if_kept
+    _encode_sample = _encode_and_tell if _sample_watchers else kept
+
+
+def _encode_and_tell(record: Any) -> bytes:
+    _tell_of_sample(record[0], record[2])
+    return _encode_if_kept(record)
+
+
+def _tell_of_sample(name: str, value: float) -> None:
+    for told in _sample_watchers:
+        told(name, value)
 
 
 def _choose_makers() -> None:
@@ -366,7 +418,8 @@ def _choose_makers() -> None:
 
 def _maker(kind: type[LiveSpan]) -> Callable[..., Any]:
     """Return what makes spans of a kind: the kind itself if nobody watches."""
-    return _attentive_maker(kind) if _look or _always is not None or any(_watchers.values()) else kind
+    is_watched = _look or _always is not None or _phase_ends or any(_watchers.values())
+    return _attentive_maker(kind) if is_watched else kind
 
 
 @functools.cache
@@ -382,10 +435,17 @@ def _attentive_maker(kind: type[LiveSpan]) -> Callable[..., Any]:
             for end, token in self.tokens:
                 end(token)
 
+    class WatchedPhase(WatchedSpan, dict=True, gc=True):  # type: ignore[call-arg]
+        def __exit__(self, *error: Any) -> None:
+            WatchedSpan.__exit__(self, *error)
+            phase_ended(self.name, self.start_ns)
+
     def make(name: str, task: int, start_ns: int, args: dict[str, Any]) -> Any:
         is_phase = name in PHASES or args.get("phase") is True
         if is_phase:
             phase_begins()
+            if _phase_ends:
+                return WatchedPhase(name, task, start_ns, args)
         if _watchers.get(name):
             return WatchedSpan(name, task, start_ns, args)
         if _always is None or is_phase or name in _always:
@@ -493,6 +553,27 @@ def automatic_span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0
     _write_finished((AUTOMATIC, name, lane, start_ns, end_ns, args, True), start_ns, end_ns, lane)
 
 
+def begin_automatic(name: str, start_ns: int, args: dict[str, Any]) -> bool:
+    """Begin, for a hook, a span of this thread or task whose beginning was read a moment ago.
+
+    Returns:
+        Whether that was written, so that `end_automatic` has to end it, in whatever thread. False where nothing is
+        recorded, or not everything is: then it is for `automatic_span_at`, once it is over.
+    """
+    if _recorder is None or _always is not None:
+        return False
+    loop = _get_running_loop() if _current_tasks else None
+    task = None if loop is None else _task_of(loop)
+    _write((AUTOMATIC, name, 0 if task is None else id(task), start_ns, args, True))
+    return True
+
+
+def end_automatic(start_ns: int, end_ns: int, late_args: dict[str, Any] | None) -> None:
+    """End what `begin_automatic` began."""
+    if _recorder is not None:
+        _write((start_ns, end_ns, late_args, True))
+
+
 def _write_finished(record: tuple[Any, ...], start_ns: int, end_ns: int, lane: int) -> None:
     if _recorder is None:
         return
@@ -506,7 +587,9 @@ def _write_finished(record: tuple[Any, ...], start_ns: int, end_ns: int, lane: i
 
 def _is_kept_finished(record: tuple[Any, ...]) -> bool:
     name, args = record[-6], record[-2]
-    return _always is None or name in _always or name in PHASES or "error" in args or args.get("phase") is True
+    if _always is None or name in _always or name in PHASES or name.startswith((KERNEL, OPERATOR)):
+        return True
+    return "error" in args or args.get("phase") is True
 
 
 _END_NS = 2**63
@@ -525,6 +608,8 @@ def counter(name: str, value: float, /) -> None:
     try:
         _local.write(_encode_sample((name, _now_ns(), value, True)))
     except own_failure():
+        if _sample_watchers and not hasattr(_local, "write"):  # the thread's first one: it was not encoded
+            _tell_of_sample(name, value)
         if _is_kept(name):
             _write_slowly((name, _now_ns(), value, True))
         else:  # the thread has no segment, and needs none yet

@@ -28,7 +28,7 @@ from rltrace.read.command_line import PYTHON, python_options, words_of_program
 from rltrace.read.recording import Recording
 from rltrace.record import manifest
 from rltrace.record.announcement import say
-from rltrace.record.cluster import DIR_VARIABLE
+from rltrace.record.cluster import DIR_VARIABLE, OFF_VARIABLE, is_off
 from rltrace.record.lifecycle import default_folder
 from rltrace.run import probe, storage
 from rltrace.run.launchers import Launch, look_through
@@ -89,6 +89,9 @@ def diagnose(command: Sequence[str], folder: Path | None) -> Diagnosis:
         from rltrace.run.supervisor import require_program
 
         require_program(command[0])
+    if is_off():
+        said = f"{OFF_VARIABLE} is set in this environment, so no process would be traced; unset it"
+        return diagnosis(command, [sys.executable], [Finding(about="switch", state="missing", said=said)], [])
     in_folder = folder_finding(storage.look_at(folder or default_folder()))
     with tempfile.TemporaryDirectory(prefix="rltrace-doctor-") as made:
         recording = Path(made) / "run"

@@ -7,18 +7,28 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Sidecar:
     """A process that runs as long as this object is kept. The caller reaps it with all other children."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] = NOTHING) -> None:
         """Start `python -m module arguments`.
+
+        Args:
+            module: Its module.
+            *arguments: Its arguments, which everybody on this machine can read.
+            environment: Variables for it alone.
 
         Raises:
             OSError: it cannot be started.
         """
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
+        environment = {**inherited, **environment}
         # No module of the user's must stand in for one of Python's, or for one that we need: we have put ours first.
         environment["PYTHONSAFEPATH"] = "1"
         environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))

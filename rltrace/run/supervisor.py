@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rltrace.errors import RltraceError, RunError
 from rltrace.hooks.environment import traced_environment
@@ -38,7 +38,7 @@ from rltrace.record import allocation_steps, chosen_steps, cluster, disk_account
 from rltrace.record.announcement import complain
 from rltrace.record.manifest import LINES, PROCESSES
 from rltrace.record.process import append_exit
-from rltrace.run import sampler
+from rltrace.run import live_export, sampler
 from rltrace.run.group_watcher import GroupWatcher
 from rltrace.run.sidecar import Sidecar
 from rltrace.run.untraced import ProcessTree
@@ -53,6 +53,8 @@ TERMINATE_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL."""
 COLLECT_SECONDS = 300.0
 """How long collecting what other hosts recorded may take."""
+SEND_SECONDS = live_export.FLUSH_SECONDS + 5.0
+"""How long sending the rest to a collector may take."""
 LEAVE_SECONDS = 10.0
 """How long daemons may take to end by themselves after a command that ended well; then they are told to."""
 
@@ -109,7 +111,14 @@ class Outcome:
     """SIGINT, SIGTERM or SIGHUP, if the user stopped it."""
 
 
-def supervise(command: Sequence[str], recording: Path, *, is_our_run: bool, sample_seconds: float = 0.0) -> Outcome:
+def supervise(
+    command: Sequence[str],
+    recording: Path,
+    *,
+    is_our_run: bool,
+    sample_seconds: float = 0.0,
+    otlp: Mapping[str, str] | None = None,
+) -> Outcome:
     """Run a command under a Recording and wait for it.
 
     Args:
@@ -118,6 +127,7 @@ def supervise(command: Sequence[str], recording: Path, *, is_our_run: bool, samp
         is_our_run: If True, the whole run is ended when one of its drivers, workers or engines died, and its daemons
             get time to end after it. If False, we only watch: a user's program may survive a death, and leave daemons.
         sample_seconds: Seconds between two samples of this host by the sampler's process; 0 for none.
+        otlp: Variables of a process that sends the Recording to a collector; None for none.
 
     Raises:
         RltraceError: there is no such program, or it cannot be run.
@@ -141,7 +151,8 @@ def supervise(command: Sequence[str], recording: Path, *, is_our_run: bool, samp
             except OSError as again:
                 raise _not_run(command, again) from None
         sampling = tried(sampler.start, recording, sample_seconds) if sample_seconds else None
-        return _Supervisor(pid, recording, is_our_run, sampling, group_watcher, tried).wait()
+        sending = None if otlp is None else tried(live_export.start, recording, otlp)
+        return _Supervisor(pid, recording, is_our_run, sampling, group_watcher, tried, sending).wait()
 
 
 class _Tried:
@@ -206,10 +217,31 @@ def _start(command: Sequence[str], recording: Path, give_back: Callable[[], None
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
-        script = shutil.which(command[0]) or command[0]  # one without `#!`: as a shell runs it
-        process = subprocess.Popen(["/bin/sh", script, *command[1:]], env=environment, preexec_fn=give_back)  # noqa: PLW1509
+        in_shell = ["/bin/sh", _script(command), *command[1:]]
+        process = subprocess.Popen(in_shell, env=environment, preexec_fn=give_back)  # noqa: PLW1509
     process.returncode = 0  # we reap it ourselves, with all other children
     return process.pid
+
+
+def become(command: Sequence[str]) -> NoReturn:
+    """Run the command in place of this process, as it would run without us.
+
+    Raises:
+        RltraceError: it cannot be run.
+    """
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise _not_run(command, error) from None
+    os.execv("/bin/sh", ["/bin/sh", _script(command), *command[1:]])
+
+
+def _script(command: Sequence[str]) -> str:
+    """Return the path of a script without `#!`, which a shell runs."""
+    return shutil.which(command[0]) or command[0]
 
 
 def _not_run(command: Sequence[str], why: OSError) -> RltraceError:
@@ -227,12 +259,15 @@ class _Supervisor:
         sampling: Sidecar | None = None,
         group_watcher: GroupWatcher | None = None,
         tried: _Tried | None = None,
+        sending: Sidecar | None = None,
     ) -> None:
         self.pid = pid
         self.recording = recording
         self.is_our_run = is_our_run
         self.watch = _Watch(recording)
         self.sampling = sampling
+        self.sending = sending
+        """The sidecar that sends the Recording to a collector."""
         self.collecting: Sidecar | None = None
         """The sidecar that reads the clocks of a cluster's nodes and collects from them, if the driver joined a
         cluster."""
@@ -242,7 +277,7 @@ class _Supervisor:
         self.group_watcher = group_watcher
         """None if there is none: then every signal that reaches us is forwarded."""
         self.tried = tried or _Tried()
-        beside = [ours.pid for ours in (group_watcher, sampling) if ours is not None]
+        beside = [ours.pid for ours in (group_watcher, sampling, sending) if ours is not None]
         self.tree = ProcessTree(os.getpid(), recording, apart=beside)
         self.exit_codes: dict[int, int] = {}
         """Exit codes of children and adopted orphans that are gone; a negative one is a signal."""
@@ -271,6 +306,7 @@ class _Supervisor:
         self.tried(self._dismiss_bystander)
         self.tried(self._clear, code == 0)
         self.tried(self.watch.close, self.exit_codes, code == 0)
+        self.tried(self._finish, self.sending, SEND_SECONDS)
         self.tried(self.tree.write)
         code = self.exit_codes.get(self.pid, -signal.SIGKILL) if code is None else code
         outcome = Outcome(128 - code if code < 0 else code, tuple(self.deaths), self.interrupted_by)
@@ -325,7 +361,8 @@ class _Supervisor:
     def _collect_from_cluster(self) -> None:
         """Start the sidecar that collects, once the driver has said that it joined a cluster."""
         if self.collecting is None and (self.recording / cluster.FILE).exists():
-            chosen = os.environ.get(allocation_steps.VARIABLE, "") or os.environ.get(chosen_steps.STEPS_VARIABLE, "")
+            variables = allocation_steps.VARIABLE, allocation_steps.KERNELS_VARIABLE, chosen_steps.STEPS_VARIABLE
+            chosen = next(filter(None, (os.environ.get(name) for name in variables)), "")
             self.collecting = Sidecar("rltrace.run.cluster_sidecar", str(self.recording), chosen)
             self.exit_codes.pop(self.collecting.pid, None)  # of an earlier process
 
@@ -371,17 +408,22 @@ class _Supervisor:
         self.tried(self.watch.died, self.exit_codes)  # who went before it is told to
         self.watch.is_stopping = True
         for number, seconds in ((signal.SIGTERM, TERMINATE_SECONDS), (signal.SIGKILL, TERMINATE_SECONDS)):
-            for pid in descendants(os.getpid()):
+            for pid in self._others():
                 _send(pid, number)
                 _send(pid, signal.SIGCONT)
             if self._until_gone(seconds):
                 return
 
+    def _others(self) -> list[int]:
+        """Return what runs below us, without the sidecar that is still sending."""
+        sending = None if self.sending is None else self.sending.pid
+        return [pid for pid in descendants(os.getpid()) if pid != sending]
+
     def _until_gone(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while True:
             self._reap()
-            if not descendants(os.getpid()):
+            if not self._others():
                 return True
             if time.monotonic() > deadline:
                 return False

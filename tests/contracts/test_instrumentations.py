@@ -31,6 +31,10 @@ FRAMEWORKS = (
     "skyrl",
     "transformers",
     "peft",
+    "opentelemetry",
+    "requests",
+    "httpx",
+    "aiohttp",
     "rltrace_reference",
 )
 
@@ -39,6 +43,7 @@ REPLACE_NOTHING = (
     "torch.nn.modules.module:Module.register_forward_pre_hook",
     "gc:callbacks",
     "rltrace.hooks.boundaries:watch",
+    "rltrace.record.spans:watch_spans",
 )
 """Public hooks: what registers with them leaves them as they are."""
 
@@ -51,7 +56,8 @@ def installed(name):
     """The row, left out where its framework is not installed: vLLM comes with a GPU machine."""
     supports = plugins.load(plugins.INSTRUMENTATIONS[name]).supports
     package = supports[0].split()[0] if supports else "rltrace_reference"
-    missing = package != PYTHON and importlib.util.find_spec(package) is None
+    module = package.partition("-")[0]  # opentelemetry-api is a part of opentelemetry
+    missing = package != PYTHON and importlib.util.find_spec(module) is None
     return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"{package} is not installed here"))
 
 
@@ -86,6 +92,8 @@ def as_on_a_gpu_machine(monkeypatch):
     for needing in (allocation_owners, cuda_memory, cuda_time, sglang_allocations, vllm_allocations):
         monkeypatch.setattr(needing, "DRIVER", Path("/dev/null"))
     monkeypatch.setenv("RLTRACE_ALLOCATIONS", "3")
+    monkeypatch.setenv("RLTRACE_TRACKERS", "1")
+    monkeypatch.setenv("RLTRACE_KERNELS", "3")
 
 
 @pytest.fixture
@@ -199,6 +207,7 @@ def test_undo_restores_every_attribute(name, rows):
         "torch_optim",
         "python_gc",
         "chosen_allocations",
+        "trackers",
     )  # a public hook replaces nothing
 
 

@@ -28,7 +28,8 @@ REQUIREMENTS = {
     # Its lock is of what it imports on a CPU: in full it is CUDA's, and says so of torch too.
     "sglang": ["--no-deps", "--requirement", str(HERE / "sglang.txt")],
     # DeepSpeed comes as source alone, which imports torch to be built; its kernels are compiled when they are needed.
-    "deepspeed": ["--no-build-isolation", "accelerate==1.15.0", "deepspeed==0.19.8"],
+    # accelerate asks for the version of transformers before it uses it.
+    "deepspeed": ["--no-build-isolation", "accelerate==1.15.0", "deepspeed==0.19.8", "transformers==5.24.0"],
     # Locks too, of vLLM's CPU build on torch 2.13. The trainers name as much again that nothing here imports.
     "openrlhf": ["--no-deps", "--no-build-isolation", "--requirement", str(HERE / "openrlhf.txt")],
     "skyrl": ["--no-deps", "--no-build-isolation", "--requirement", str(HERE / "skyrl.txt")],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,11 +23,12 @@ from rltrace.instrument.memory import allocation_owners, cuda_memory
 from rltrace.instrument.sglang import allocations as sglang_allocations
 from rltrace.instrument.torch import cuda_time
 from rltrace.instrument.vllm import allocations as vllm_allocations
+from rltrace.record import allocation_steps
 
 OF_GPUS = (allocation_owners, cuda_memory, cuda_time, sglang_allocations, vllm_allocations)
 """Modules whose instrumentations name hooks only where there is a driver."""
 
-ASKED = ("verl", "sglang", "trl")
+ASKED = ("verl", "sglang", "trl", "ray")
 """Packages that instrumentations ask, once they are imported, what they have."""
 
 
@@ -92,10 +94,11 @@ class Releases:
 
 @contextlib.contextmanager
 def with_driver() -> Iterator[None]:
-    """Name the hooks that are named on a machine with a GPU."""
+    """Name the hooks that are named on a machine with a GPU, and where steps are chosen."""
     with contextlib.ExitStack() as patched:
         for needing in OF_GPUS:
             patched.enter_context(mock.patch.object(needing, "DRIVER", Path("/dev/null")))
+        patched.enter_context(mock.patch.dict(os.environ, {allocation_steps.KERNELS_VARIABLE: "3"}))
         yield
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rltrace.events import KERNEL, Span
+from rltrace.events import KERNEL, KERNELS_KEPT, SAMPLER, Span
 from rltrace.read.recording import Recording
 
 TIMES = 10
@@ -43,6 +43,74 @@ def spans(tmp_path_factory: pytest.TempPathFactory) -> list[Span]:
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return read_spans(folder / "run")
+
+
+CHOSEN = """
+import torch
+
+model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(4))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(6):
+    model(torch.ones(512, 4096, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+"""
+"""A loop that marks nothing."""
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory: pytest.TempPathFactory) -> list[Span]:
+    """The loop under `rltrace exec --kernels 3`."""
+    folder = tmp_path_factory.mktemp("chosen")
+    cli = "from rltrace.cli import main; main()"
+    words = [
+        "exec",
+        "--out",
+        str(folder / "run"),
+        "--sample",
+        "0",
+        "--kernels",
+        "3",
+        "--",
+        sys.executable,
+        "-c",
+        CHOSEN,
+    ]
+    done = subprocess.run([sys.executable, "-c", cli, *words], check=False, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    (process,) = [one for one in Recording.open(folder / "run").processes if one.role != SAMPLER]
+    assert not [what for what in process.unavailable if "kernels" in what], process.unavailable
+    return [event for event in process.events() if isinstance(event, Span)]
+
+
+def test_option_records_kernels_of_the_step(chosen: list[Span]) -> None:
+    """`--kernels 3` has the kernels of the inferred step 3, and of no other; each names its launch, which is before it.
+
+    The loop waits for the GPU at the end of each step, so that no kernel of one runs in the next.
+    """
+    (step,) = [one for one in chosen if one.name == "step" and one.args["step"] == 3]
+    kernels = [one for one in chosen if one.name.startswith(KERNEL)]
+    (whole,) = [one for one in chosen if one.name == KERNELS_KEPT]
+    assert whole.args["step"] == 3 and whole.args["kernels"] == len(kernels) > 20
+    error_ns = whole.args["error_ns"]
+    assert error_ns < 100_000
+    assert step.start_ns - error_ns <= min(one.start_ns for one in kernels)
+    launched = [one for one in kernels if "behind_host_ns" in one.args]
+    assert len(launched) == len(kernels) and all(one.args["behind_host_ns"] >= 0 for one in launched)
+    named = {one.args.get("operator") for one in kernels}
+    assert "aten::addmm" in named or "aten::linear" in named, named
+
+
+def test_gpu_time_and_kernels_agree(chosen: list[Span]) -> None:
+    """The forward by CUDA events and its kernels by the profiler are at the same time, within what both state."""
+    (step,) = [one for one in chosen if one.name == "step" and one.args["step"] == 3]
+    kernels = [one for one in chosen if one.name.startswith(KERNEL)]
+    forwards = [one for one in chosen if one.name.startswith("gpu.") and step.start_ns <= one.start_ns < step.end_ns]
+    for forward in forwards:
+        error_ns = forward.args["error_ns"] + kernels[0].args["error_ns"]
+        inside = [k for k in kernels if forward.start_ns - error_ns <= k.start_ns <= forward.end_ns + error_ns]
+        assert inside, forward.name
 
 
 def read_spans(folder: Path) -> list[Span]:

@@ -9,14 +9,15 @@ import pytest
 import rltrace
 from rltrace.events import NO_GPU, allocations_of
 from rltrace.hooks.patching import Hook
-from rltrace.instrument.memory import kept_step
-from rltrace.instrument.memory.kept_step import TRANSITIONS, Event, KeptStep, State
+from rltrace.instrument.memory import chosen_allocations
+from rltrace.instrument.memory.chosen_allocations import AllocationKeeper
+from rltrace.instrument.torch.kept_step import TRANSITIONS, Event, KeptStep, State
 from rltrace.read.recording import Recording
 
 
 @pytest.fixture
 def kept() -> KeptStep:
-    return KeptStep(Hook("chosen_allocations", "rltrace.hooks.boundaries:watch"))
+    return KeptStep(Hook("chosen_allocations", "rltrace.hooks.boundaries:watch"), AllocationKeeper())
 
 
 def unavailable(folder: Path) -> dict[str, str]:
@@ -55,9 +56,9 @@ def test_without_gpu(kept: KeptStep, tmp_path: Path) -> None:
 def test_refused(kept: KeptStep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch cannot do is tried once, and its reason is said when the step ends."""
     rltrace.start(tmp_path)
-    monkeypatch.setattr(kept_step, "has_used_gpu", lambda: True)
+    monkeypatch.setattr(chosen_allocations, "has_used_gpu", lambda: True)
     kept.enter(4)
-    monkeypatch.setattr(kept_step.allocations, "begin", None)  # it is not called again
+    monkeypatch.setattr(chosen_allocations.allocations, "begin", None)  # it is not called again
     kept.on(Event.LOOK)
     kept.on(Event.LEAVE)
     (reason,) = unavailable(tmp_path).values()

@@ -41,7 +41,7 @@ def same_part(process: Process) -> None:
     ]
     assert sorted(samples) == sorted(expected)
     steps = [rows.arguments["step"][row] for rows in found for row in range(len(rows))]
-    of_events = [rows.arguments["step"][row] for rows in columns._of_events(events) for row in range(len(rows))]
+    of_events = [rows.arguments["step"][row] for rows in columns.of_events(events) for row in range(len(rows))]
     assert sorted(steps) == sorted(of_events)
 
 

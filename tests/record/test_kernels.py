@@ -48,7 +48,7 @@ def test_operators_inside_their_span(folder: Path) -> None:
 
 def test_without_a_recording_nothing_is_profiled() -> None:
     rltrace.start_kernels()
-    assert kernels._profiling is None
+    assert kernels._state.profiling is None
     rltrace.stop_kernels()
 
 

@@ -77,6 +77,14 @@ WRONG = {
     ),
     "an odd head": ("model: {head_dim: 15}", "model.head_dim: 15 is odd"),
     "sleep without sync": ("rollout: {sync: false}", "rollout.sleep_level: 2 with rollout.sync: false"),
+    "a relaunched engine that sleeps": (
+        "rollout: {wake_up: relaunch}",
+        "rollout.wake_up: relaunch with sleep_level: 2 and sync: true; an engine that ends",
+    ),
+    "a limit beside a GPU's own": (
+        "{device: cuda, memory_limit_megabytes: 100}",
+        "memory_limit_megabytes: 100 with device: cuda, where the GPU is the limit; leave it out",
+    ),
     "a checkpoint that is not there": ("model: {path: /nowhere}", "model.path: cannot read /nowhere/config.json"),
 }
 

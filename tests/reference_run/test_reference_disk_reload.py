@@ -1,4 +1,4 @@
-"""Weights that go by way of a checkpoint on disk are in the new engine, or the first that is not is named."""
+"""Weights that go by a checkpoint on disk, or by broadcast, are in the engine, or the first that is not is named."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import reference_runs as runs
 import torch
 import torch.distributed as dist
 import yaml
-from rltrace_reference import checksum, disk_reload
+from rltrace_reference import checksum, disk_reload, engine_group
+from rltrace_reference.config import Config
 from rltrace_reference.disk_reload import DiskReload
+from rltrace_reference.engine_group import Broadcast
 from rltrace_reference.rollout import Rollout
 from rltrace_reference.strategy import alternatives
 
@@ -68,13 +70,41 @@ def test_changed_tensor_is_named(
         reload.sync(weights.items())
 
 
+def test_broadcast_reaches_the_engine(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+    """What rank 0 broadcasts is in the engine, and the next broadcast too."""
+    broadcast = Broadcast(rollout, "gloo")
+    for sent in (weights, {name: 2 * weight for name, weight in weights.items()}):
+        assert broadcast.sync(sent.items()).tensors == len(weights)
+        assert rollout.checksums() == {name: checksum.of_tensors([weight])[0] for name, weight in sent.items()}
+
+
+def test_changed_broadcast_is_named(
+    rollout: Rollout, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor that the broadcast changed is named."""
+    send = engine_group.Group.broadcast
+
+    def send_one_wrong(group: engine_group.Group, tensor: torch.Tensor) -> None:
+        send(group, tensor + 1 if tensor.ndim == 1 and len(tensor) == 64 else tensor)
+
+    monkeypatch.setattr(engine_group.Group, "broadcast", send_one_wrong)
+    with pytest.raises(RunError, match=r"norm\.weight did not arrive"):
+        Broadcast(rollout, "gloo").sync(weights.items())
+
+
 @pytest.mark.run
 def test_one_command_compares_every_way(tmp_path: Path) -> None:
     config = runs.write_config(tmp_path, ranks=1)
     command = [sys.executable, "-m", "rltrace_reference.compare_sync", str(config), "--rounds=2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    rows = [line.rsplit(maxsplit=5) for line in done.stdout.splitlines()[1:]]
     bucket_megabytes = yaml.safe_load(runs.LAPTOP.read_text())["rollout"]["bucket_megabytes"]
-    assert [row[0].strip() for row in rows] == [str(way) for way in alternatives(["shared_memory"], bucket_megabytes)]
-    assert all(float(milliseconds) > 0 for row in rows for milliseconds in row[1:4])
+    lines, tensors = done.stdout.splitlines()[1:], len(Config().model.shapes())
+    for line, way in zip(lines, alternatives(["shared_memory"], bucket_megabytes), strict=True):
+        assert line.strip().startswith(str(way))
+        figures = line.strip().removeprefix(str(way)).split()
+        if way.least_ranks > 1:
+            assert figures == ["unrun:", "needs", "2", "ranks"]
+        else:
+            assert all(float(milliseconds) > 0 for milliseconds in figures[:3])
+            assert figures[-3:] == [str(tensors), "of", str(tensors)], "the checksums"

@@ -18,7 +18,7 @@ from rltrace_reference.config import Config
 from rltrace_reference.engine.__main__ import Server
 from rltrace_reference.rollout import Rollout
 from rltrace_reference.shared_memory import SharedMemory
-from rltrace_reference.weight_sync import Bucket, Receiver, Sender
+from rltrace_reference.weight_sync import Bucket, DirectSender, Receiver, Sender
 
 from rltrace.errors import RunError
 
@@ -212,6 +212,16 @@ def test_kept_buffers_serve_again(rollout: Rollout, weights: dict[str, torch.Ten
     assert buffers(rollout.process.pid) == mapped > 0, "the engine has them already"
     assert [buffer.bytes.data_ptr() for buffer in sender.buffers] == addresses
     assert len(addresses) == 3
+
+
+def test_parameters_mapped_by_themselves(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+    """Each parameter can be memory of its own: all arrive, nothing stays, and buckets work again after it."""
+    before = buffers(os.getpid())
+    direct = DirectSender(rollout.channel, BUCKET_BYTES, "d", SharedMemory())
+    assert direct.sync(weights.items(), 0).buckets == len(weights)
+    assert rollout.checksums() == {name: checksum.of_tensors([weight])[0] for name, weight in weights.items()}
+    assert (buffers(os.getpid()), buffers(rollout.process.pid)) == (before, 0)
+    sender_to(rollout.channel).sync(step_of(weights, 1), 1)
 
 
 def test_synced_engine_samples_again(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:

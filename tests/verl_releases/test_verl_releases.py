@@ -75,7 +75,7 @@ class Exercised:
 
     def __init__(self, found, folder):
         self.found = found
-        self.chosen = [json.loads(line) for line in allocation_steps.lines(folder)]
+        self.chosen = [said for line in allocation_steps.lines(folder) if "step" in (said := json.loads(line))]
         """What the driver said of the chosen step."""
         (process,) = Recording.open(folder).processes
         events = [event for event in process.events() if isinstance(event, Span)]

@@ -4,8 +4,9 @@ In: what `analysis` found in one Recording or two (`values.py`). Out: one HTML f
 
 `page.py` puts a page together of sections. Each section is a pure function in a file of its own, from a `RunValues` to
 blocks of `blocks.py`; where the Recording lacks what it needs, it raises `Missing` with the reason, which stands in its
-place. `chart.py` has the charts in units of their data, `writing.py` makes the file with one template: `page.html`,
-`page.css` and `page.js`. `redaction.py` is `--share`, `definitions.py` says what words mean.
+place. `chart.py` has the charts in units of their data. `writing.py` makes the file: `blocks.html` and `blocks.css` are
+what a block looks like, `page.html`, `page.css` and `page.js` are the rest. `cell.py` shows a step and the findings in
+a notebook. `redaction.py` is `--share`, `definitions.py` says what words mean.
 
 To add a section, write its function, and name it in `SECTIONS` of `page.py`.
 """

@@ -86,30 +86,49 @@ class Comparison:
 
 def written(made: Page) -> bytes:
     """Return the file of a page."""
-    style, script = ((FOLDER / f"page.{kind}").read_text() for kind in ("css", "js"))
-    environment = Environment(
+    style, script = source("blocks.css") + source("page.css"), source("page.js")
+    text = (
+        environment()
+        .get_template("page.html")
+        .render(page=made, style=style, script=script, policy=_policy(style, script))
+    )
+    return text.lstrip().encode(errors="replace")  # macros come first in it
+
+
+def environment(*, is_still: bool = False) -> Environment:
+    """Return what fills the templates.
+
+    Args:
+        is_still: There is no script of ours: what it would show at the pointer, the browser shows by itself.
+    """
+    made = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.finalize = lambda value: visible(value) if type(value) is str else value
-    environment.filters |= {"kind": lambda block: type(block).__name__, "definition": definition, "marked": marked}
-    environment.globals["series"] = series
-    text = environment.get_template("page.html").render(
-        page=made, style=_Source(style), script=_Source(script), policy=_policy(style, script)
-    )
-    return text.lstrip().encode(errors="replace")  # macros come first in it
+    made.finalize = lambda value: visible(value) if type(value) is str else value
+    made.filters |= {"kind": lambda block: type(block).__name__, "definition": definition, "marked": marked}
+    made.globals |= {"series": series, "is_still": is_still, "words_at": "title" if is_still else "data-tip"}
+    return made
 
 
-class _Source(str):
+def source(name: str) -> Source:
+    """Return our own style or script."""
+    return Source((FOLDER / name).read_text())
+
+
+class Source(str):
     """Our own style or script, which goes into the file as it is."""
 
     __slots__ = ()
 
     def __html__(self) -> str:
         return str(self)
+
+    def __add__(self, other: str) -> Source:
+        return Source(str(self) + other)
 
 
 def marked(text: str) -> Markup:

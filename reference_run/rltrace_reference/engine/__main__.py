@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import signal
 import socket
@@ -17,9 +18,10 @@ from torch import Tensor
 
 import rltrace
 from rltrace.errors import RunError
-from rltrace_reference import checksum, device, garbage
+from rltrace_reference import checksum, device, engine_group, garbage
 from rltrace_reference.channel import Channel
 from rltrace_reference.config import Config
+from rltrace_reference.device_memory import give_back_large_blocks
 from rltrace_reference.weight_sync import Bucket, Receiver
 
 PR_SET_PDEATHSIG = 1
@@ -33,6 +35,8 @@ def main() -> None:
     try:
         first, _ = channel.receive()
         config = msgspec.convert(first["config"], Config)
+        if config.memory_limit_bytes is not None:
+            give_back_large_blocks()
         Server(config, first["rank"], first["eos"], first["checkpoint"]).serve(channel)
     except ConnectionError:  # the worker is gone, and with it the reason to live
         pass
@@ -44,6 +48,10 @@ class Engine(Protocol):
     @property
     def parameters(self) -> dict[str, Tensor]:
         """Weights by their names in a checkpoint, once started; contiguous views of where they lie."""
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where weights and KV cache lie, once started; CUDA graphs have these addresses in them."""
 
     def start(self) -> None:
         """Load the checkpoint's weights or dummy ones, profile, and reserve the KV pool."""
@@ -120,6 +128,9 @@ class Server:
         traceback.print_exc()
         return f"engine of rank {self.rank}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
 
+    def on_ready(self) -> None:
+        """Answer once the engine's imports are over."""
+
     def on_start(self) -> None:
         """See `Engine.start`."""
         self.engine.start()
@@ -166,6 +177,15 @@ class Server:
         assert self.receiver is not None
         self.receiver.finish(checksums, keep)
 
+    def on_join_group(self, backend: str, port: int, rank: int, size: int) -> None:
+        """See `engine_group.Group`."""
+        self.group = engine_group.Group(backend, port, rank, size)
+
+    def on_receive_broadcast(self, names: list[str]) -> None:
+        """See `engine_group.receive`."""
+        with torch.no_grad():
+            engine_group.receive(self.group, self.engine.parameters, names)
+
     def on_checksums(self) -> dict[str, int]:
         """See `Rollout.checksums`."""
         parameters = self.engine.parameters
@@ -174,7 +194,11 @@ class Server:
     def on_generate(self, prompts: list[list[int]], seed: int, step: int) -> dict[str, Any]:
         """See `Engine.generate`."""
         requests = self.engine.generate(prompts, seed, step)
-        return {"tokens": [r.tokens for r in requests], "log_probs": [r.log_probs for r in requests]}
+        return {
+            "tokens": [r.tokens for r in requests],
+            "log_probs": [r.log_probs for r in requests],
+            "addresses": hashlib.sha256(repr(self.engine.addresses).encode()).hexdigest()[:16],
+        }
 
 
 def die_with_parent() -> None:

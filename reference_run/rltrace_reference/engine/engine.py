@@ -73,6 +73,11 @@ class Engine:
         """Return the weights by their names in a checkpoint."""
         return self.weights.parameters
 
+    @property
+    def addresses(self) -> list[int]:
+        """Return where the weights and the KV pool lie."""
+        return [*(matrix.data_ptr() for matrix in self.weights.matrices.values()), self.model.kv.data_ptr()]
+
     def load(self) -> None:
         """Allocate the weights' memory and fill it."""
         block = self.pool.reserve("weights", Weights.size_bytes(self.config.model))

@@ -1,12 +1,14 @@
 """Memory that sleeps: regions whose pages go back to the operating system while their addresses stay.
 
 The mappings are private and anonymous. On a shared one `MADV_DONTNEED` frees nothing: the process's RSS falls, the
-system's Shmem does not, and the old bytes come back.
+system's Shmem does not, and the old bytes come back. Asleep they cannot be written: the kernel counts a mapping for
+`RLIMIT_DATA` (`device_memory.py`) only while it can.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 
 import torch
@@ -20,7 +22,7 @@ masked (zero) attention weight still cancels, so that an unwritten KV position i
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-PROT_NONE = 0
+PROT_NONE, PROT_READ, PROT_READ_WRITE = 0, 1, 3
 
 
 class Region:
@@ -37,8 +39,20 @@ class Region:
                 raise OSError(ctypes.get_errno(), "mprotect of a guard page")
 
     def release(self) -> None:
-        """Give every page back; the next access finds zeroes in new ones."""
+        """Give every page back; until `take`, the region cannot be written."""
         self._map.madvise(mmap.MADV_DONTNEED, PAGE, self.size_bytes)
+        _libc.mprotect(self.address, self.size_bytes, PROT_READ)
+
+    def take(self) -> None:
+        """Let the region be written again; its pages are new.
+
+        Raises:
+            OSError: ENOMEM, this process may not have so much more.
+        """
+        if _libc.mprotect(self.address, self.size_bytes, PROT_READ_WRITE):
+            code = ctypes.get_errno()
+            told = f"tried to allocate {self.size_bytes} bytes" if code == errno.ENOMEM else "mprotect of a region"
+            raise OSError(code, told)
 
     def resident_bytes(self) -> int:
         """Return bytes of this mapping that have a page behind them now."""
@@ -73,6 +87,7 @@ class MappedPool:
         if tag in self.awake:
             return 0
         region = self.regions[tag]
+        region.take()
         region.bytes.fill_(WAKE_PATTERN[tag])
         self.awake.add(tag)
         return region.size_bytes

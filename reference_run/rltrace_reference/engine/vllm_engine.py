@@ -72,6 +72,12 @@ class VllmEngine:
         model: nn.Module = self.llm.apply_model(lambda model: model)[0]
         self.parameters = checkpoint_views(dict(model.named_parameters()), self.config.model)
 
+    @property
+    def addresses(self) -> list[int]:
+        """Return where the weights and the KV cache lie."""
+        caches: list[int] = self.llm.collective_rpc(kv_cache_addresses)[0]
+        return [*(weight.data_ptr() for weight in self.parameters.values()), *caches]
+
     def sleep(self, level: int) -> dict[str, int]:
         """Give memory back to the device.
 
@@ -143,6 +149,12 @@ def checkpoint_views(fused: dict[str, Tensor], config: ModelConfig) -> dict[str,
         parts = matrix.detach()[:rows].split([shape[0] for shape in members.values()])
         views |= dict(zip(members, parts, strict=True))
     return views
+
+
+def kv_cache_addresses(worker: Any) -> list[int]:
+    """Return where the layers' KV caches lie, as a worker of vLLM has them."""
+    caches = getattr(worker.model_runner, "kv_caches", ())
+    return [cache.data_ptr() for cache in caches if isinstance(cache, Tensor)]
 
 
 def mapped_bytes() -> dict[str, int]:

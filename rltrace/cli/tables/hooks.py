@@ -17,9 +17,11 @@ _STYLES = {"failed": "bold red", "skipped": "yellow"}
 NEWER = "in a newer release, their source is not the one that was read"
 OF_PYTHON = "python_gc"
 """This is in every process, and fires only if there is enough garbage."""
-OF_CHOSEN_STEPS = "chosen_allocations"
-"""This fires only if steps were chosen; why it kept none of theirs is among what is wrong."""
-KEPT_NONE = "no chosen step's allocations were kept"
+OF_CHOSEN_STEPS = {
+    "chosen_allocations": "no chosen step's allocations were kept",
+    "chosen_kernels": "no chosen step's kernels were recorded",
+}
+"""These fire only if steps were chosen; why one kept none of theirs is among what is wrong."""
 
 
 def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
@@ -33,9 +35,9 @@ def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
     of = {name: rows for name, rows in of.items() if name in fired or name != OF_PYTHON}
     bound = [hook for rows in fired.values() for hook in rows if hook.state == "installed"]
     parts = [f"{', '.join(fired)}: {sum(hook.fired > 0 for hook in bound)} of {len(bound)} fired"] if fired else []
-    silent = [name for name in of if name not in fired and name != OF_CHOSEN_STEPS]
+    silent = [name for name in of if name not in fired and name not in OF_CHOSEN_STEPS]
     parts += [f"none of {', '.join(silent)} fired"] if silent else []
-    parts += [KEPT_NONE] if OF_CHOSEN_STEPS in of and OF_CHOSEN_STEPS not in fired else []
+    parts += [said for name, said in OF_CHOSEN_STEPS.items() if name in of and name not in fired]
     missed, others = _missed(hooks)
     complaints = list(_complaints(missed))
     parts += ["no span is missing"] if others and not complaints else []
@@ -65,7 +67,7 @@ def _said_of_all(hooks: Sequence[HookFigures]) -> Text | None:
     if hooks[0].state == "skipped" and len({(hook.state, hook.reason) for hook in hooks}) == 1:
         return _remark(hooks[0])
     if _is_unused(hooks) and all(hook.state in ("installed", "waiting") for hook in hooks):
-        return Text(KEPT_NONE if hooks[0].instrumentation == OF_CHOSEN_STEPS else "imported, nothing fired", "dim")
+        return Text(OF_CHOSEN_STEPS.get(hooks[0].instrumentation, "imported, nothing fired"), "dim")
     return None
 
 

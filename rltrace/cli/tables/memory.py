@@ -10,6 +10,7 @@ from rich.text import Text
 
 from rltrace.analysis.allocations import AllocationPeak, AllocationsMissed
 from rltrace.analysis.host_memory import HostMemory
+from rltrace.analysis.kernels import KernelsMissed
 from rltrace.analysis.ledger import FREE, UNACCOUNTED
 from rltrace.analysis.looks import GRANULE_BYTES
 from rltrace.analysis.memory import DeviceMemory, Moment, OutOfMemory, Residual
@@ -291,9 +292,14 @@ def is_without_gpu(missed: AllocationsMissed, peaks: Sequence[AllocationPeak]) -
 
 def allocations_missed_line(missed: AllocationsMissed) -> str:
     """Return of which step allocations are missing, whose, and why."""
+    return missed_line("allocations", "kept", missed)
+
+
+def missed_line(what: str, done: str, missed: AllocationsMissed | KernelsMissed) -> str:
+    """Return of which step something is missing, whose, and why."""
     names = Counter(missed.processes)
     whose = ", ".join(name if many == 1 else f"{many} x {name}" for name, many in names.items())
-    return f"allocations of step {missed.step} were not kept{' by ' if whose else ''}{whose}: {missed.reason}"
+    return f"{what} of step {missed.step} were not {done}{' by ' if whose else ''}{whose}: {missed.reason}"
 
 
 def _columns(device: DeviceMemory) -> list[Moment]:

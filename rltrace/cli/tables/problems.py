@@ -13,10 +13,11 @@ from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.summary import Losses, Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.hooks import failures, left_out
-from rltrace.cli.tables.memory import allocations_missed_line, is_without_gpu
+from rltrace.cli.tables.memory import allocations_missed_line, is_without_gpu, missed_line
 from rltrace.cli.tables.processes import untraced_line
 from rltrace.cli.tables.steps import by_lane
 from rltrace.cli.tables.sync import leak_lines, wrong_line
+from rltrace.events import NO_GPU, NO_TORCH
 
 FEW = 3
 """How many of each kind are shown; `--all` shows every one."""
@@ -32,9 +33,10 @@ def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
     """Return everything that a reader must know before any figure; no lines mean that all is well."""
     kinds = (
         _deaths, _gone, _aborted, _errors, _hangs, _failed_hooks, _left_out,
-        _memory, _allocations, _losses, _removed, _unidentified, _unsealed, _sleeps, _untraced, _ranks, _clocks,
+        _memory, _allocations, _kernels, _losses, _removed, _unidentified, _unsealed, _sleeps, _untraced, _ranks,
+        _clocks,
     )  # fmt: skip
-    styles = (_BAD, _DOUBTFUL, _BAD, _DOUBTFUL, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 11)
+    styles = (_BAD, _DOUBTFUL, _BAD, _DOUBTFUL, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 12)
     found: list[Text] = []
     for kind, style in zip(kinds, styles, strict=True):
         lines = list(kind(summary))
@@ -146,6 +148,14 @@ def _allocations(summary: Summary) -> Iterator[str]:
     for missed in summary.allocations_missed:
         if not is_without_gpu(missed, summary.allocations):
             yield allocations_missed_line(missed)
+
+
+def _kernels(summary: Summary) -> Iterator[str]:
+    """Yield why kernels of chosen steps are missing; a process without any, beside others that have them, is no
+    problem."""
+    for missed in summary.kernels_missed:
+        if missed.reason not in (NO_GPU, NO_TORCH):
+            yield missed_line("kernels", "recorded", missed)
 
 
 def _losses(summary: Summary) -> Iterator[str]:

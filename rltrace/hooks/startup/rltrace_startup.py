@@ -112,7 +112,8 @@ def say_untraced(reason):
 def is_asked_for(environment):
     """Whether this process is to join: whoever only records itself hands its children a folder, but no hooks."""
     inherits_hooks = "RLTRACE_HOOKS" in environment or "RLTRACE_PARENT" not in environment
-    return bool(environment.get("RLTRACE_DIR")) and inherits_hooks and is_traced(sys.orig_argv)
+    is_on = bool(environment.get("RLTRACE_DIR")) and environment.get("RLTRACE_OFF", "") in ("", "0")
+    return is_on and inherits_hooks and is_traced(sys.orig_argv)
 
 
 if __name__ == "rltrace_startup" and is_asked_for(os.environ):

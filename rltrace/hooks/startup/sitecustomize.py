@@ -27,5 +27,5 @@ def run_next_sitecustomize():
 try:
     run_next_sitecustomize()
 finally:
-    if os.environ.get("RLTRACE_DIR"):
+    if os.environ.get("RLTRACE_DIR") and os.environ.get("RLTRACE_OFF", "") in ("", "0"):
         import rltrace_startup  # noqa: F401 - beside this file

@@ -15,8 +15,7 @@ of one moment.
 by in calls, outside of torch's allocator; `uncaught_errors.py` looks once more before a process dies of an error about
 memory.
 
-`allocation_owners.py` names allocations. `chosen_allocations.py` finds out in which of the steps of
-`RLTRACE_ALLOCATIONS` a process is, `kept_step.py` says what becomes of its allocations there, and
+`allocation_owners.py` names allocations. `chosen_allocations.py` keeps those of the steps of `RLTRACE_ALLOCATIONS`, and
 `engine_allocations.py` does the same for engines.
 
 To add an owner, name it in `OWNERS` and `OWNER_COLORS` of `events.py`, and measure it where its bytes come into being:

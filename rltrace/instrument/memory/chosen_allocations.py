@@ -1,35 +1,25 @@
 """Keeps every allocation of the steps that `RLTRACE_ALLOCATIONS` names, in every process that uses a GPU.
 
-A process with `step` spans of its own keeps them from just before that span until just after it. Any other process, a
-worker or an engine, looks at each phase boundary whether such a step runs, as `allocation_steps.py` says. It begins at
-its first boundary inside the step, and writes at its first one after the step, or when it ends. A vLLM worker also
-looks whenever it executes its model (`instrument/vllm/allocations.py`).
-
-What came and went before the first boundary is missing; what was allocated before and is still there is not. If the
-allocator's own counts say that nothing came or went since the boundary before, as in a worker that waits while others
-generate, what is there is known from that boundary on. Without the variable there is no hook.
+In which step a process is, `torch/step_follower.py` finds out. What came and went before the first boundary inside of a
+step is missing; what was allocated before and is still there is not. If the allocator's own counts say that nothing
+came or went since the boundary before, as in a worker that waits while others generate, what is there is known from
+that boundary on. Without the variable there is no hook.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
-from rltrace.events import ALLOCATIONS_KEPT, STEP, allocations_of
-from rltrace.hooks import boundaries
+from rltrace.events import ALLOCATIONS_KEPT, NO_GPU, allocations_of
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host.gpu_use import has_used_gpu
-from rltrace.host.interruption import own_failure
-from rltrace.instrument.memory.kept_step import Event, KeptStep
-from rltrace.record import allocation_steps, lifecycle, spans
-from rltrace.record.allocation_steps import RunningSteps, step_number
+from rltrace.instrument.torch import step_follower
+from rltrace.record import allocation_steps, lifecycle
 from rltrace.record.torch import allocations
 
-NO_BOUNDARY = "no phase of this process began or ended in it"
+PROGRAMS_OWN = "the program keeps its own"
 
 
 class ChosenAllocations:
@@ -48,174 +38,41 @@ class ChosenAllocations:
             patches.use("rltrace.hooks.boundaries:watch", functools.partial(follow, steps), (ALLOCATIONS_KEPT,))
 
 
-FOLLOWERS: list[Follower] = []
-"""The followers of this process: one if steps are chosen, else none."""
-
-
-def look() -> None:
-    """Look whether a chosen step runs, at a place that is no phase boundary. Never raises, and never waits."""
-    for follower in FOLLOWERS:
-        follower.boundary()
-
-
 def follow(steps: frozenset[int], hook: Hook) -> Callable[[], None]:
     """Keep these steps in this process from here on; return what undoes it."""
-    follower = Follower(steps, hook)
-    FOLLOWERS.append(follower)
     lifecycle.identify(chosen_steps=sorted(steps))
-    undos = (
-        boundaries.watch(follower.boundary, is_last=True),
-        spans.watch_spans(STEP, follower.step_begins, follower.step_ended),
-        lifecycle.when_stopped(follower.process_ends),
-    )
-    os.register_at_fork(after_in_child=follower.forget)
-
-    def undo() -> None:
-        FOLLOWERS.remove(follower)
-        for take_back in undos:
-            take_back()
-
-    return undo
+    return step_follower.follow(steps, AllocationKeeper(), hook)
 
 
-@dataclass
-class OwnSteps:
-    """The steps that this process marks itself."""
+class AllocationKeeper:
+    """Keeps every allocation of this process on its current GPU."""
 
-    begun: int = 0
-    """How many steps have begun, chosen or not."""
-    told: set[int] = field(default_factory=set)
-    """The chosen steps that other processes were told about."""
-    open: list[int] = field(default_factory=list)
-    """The chosen steps that have begun and not ended."""
+    line = "allocations"
 
+    def __init__(self) -> None:
+        self._last: allocations.Stillness | None = None
+        """What the allocator counted at the last boundary outside of a chosen step."""
 
-class Follower:
-    """Finds out in which of the chosen steps this process is."""
+    def of(self, step: int) -> str:
+        """Return what a process reports as unavailable if it kept none of a step."""
+        return allocations_of(step)
 
-    def __init__(self, steps: frozenset[int], hook: Hook) -> None:
-        self._steps = steps
-        self._hook = hook
-        self.forget()
+    def outside(self) -> None:
+        """Look what the allocator has counted until now."""
+        self._last = allocations.stillness()
 
-    def forget(self) -> None:
-        """Begin anew: in a forked child, what its parent keeps is not its own."""
-        self._lock = threading.RLock()
-        """It is re-entrant, because a signal handler may mark a phase while it is held."""
-        self._left = set(self._steps)
-        """The chosen steps that this process has not finished."""
-        self._own = OwnSteps()
-        self._running: RunningSteps | None = None
-        """The steps of other processes; None until somebody asks."""
-        self._kept = KeptStep(self._hook)
+    def lacks(self) -> str | None:
+        """Return that the process uses no GPU, as long as it does not."""
+        return None if has_used_gpu() else NO_GPU
 
-    # -- told by hooks
+    def begin(self, step: int) -> str | None:
+        """Begin; return why that is impossible, None if it is done."""
+        return PROGRAMS_OWN if allocations.is_kept() else allocations.begin(self._last)
 
-    def boundary(self, boundary: boundaries.Boundary | None = None) -> None:
-        """Look whether a chosen step runs; this never raises, and never waits.
+    def end(self, step: int) -> str | None:
+        """Write what was kept; return why nothing was written, None if all was."""
+        return allocations.end(step=step)
 
-        Args:
-            boundary: The phase boundary that was reached; None where a vLLM worker executes its model.
-        """
-        is_done = self._kept.step is None and (self._own.begun or not self._left)
-        if is_done or not self._hook.live or not self._lock.acquire(blocking=False):
-            return
-        try:
-            self._look()
-            if boundary is not None and self._kept.step is None:
-                self._kept.last = allocations.stillness()
-        except own_failure() as error:
-            self._hook.failed(error)
-        finally:
-            self._lock.release()
-
-    def step_begins(self, args: dict[str, Any]) -> int | None:
-        """Begin a step of this process, and return its number if the step is chosen. Never raises."""
-        try:
-            with self._lock:
-                number = step_number(args, self._own.begun)
-                if not self._own.begun:  # it goes by its own steps from here on
-                    self._kept.on(Event.DISOWN)
-                self._own.begun += 1
-                return self._begin_own(number) if number in self._steps and self._hook.live else None
-        except own_failure() as error:
-            self._hook.failed(error)
-            return None
-
-    def step_ended(self, step: int | None) -> None:
-        """End a step of this process, whether it went well or not. Never raises."""
-        if step is None:
-            return
-        try:
-            with self._lock:
-                self._end_own(step)
-        except own_failure() as error:
-            self._hook.failed(error)
-
-    def process_ends(self) -> None:
-        """Write what is kept, and say what could not be kept. Never raises."""
-        try:
-            with self._lock:
-                for step in list(self._own.open):
-                    self._end_own(step)
-                self._leave()
-                for step in sorted(self._left & self._met()) if has_used_gpu() and not self._own.begun else ():
-                    lifecycle.unavailable(allocations_of(step), NO_BOUNDARY)
-        except own_failure() as error:
-            self._hook.failed(error)
-
-    # -- steps of this process
-
-    def _begin_own(self, step: int) -> int | None:
-        if step in self._own.told:
-            return None
-        self._own.told.add(step)
-        self._own.open.append(step)
-        self._tell(step, is_over=False)
-        if self._kept.step is None and step in self._left:
-            self._kept.enter(step)
-        return step
-
-    def _end_own(self, step: int) -> None:
-        if step not in self._own.open:
-            return
-        self._own.open.remove(step)
-        # First, because writing takes seconds, in which other processes would take the next step for this one.
-        self._tell(step, is_over=True)
-        if step == self._kept.step:
-            self._leave()
-
-    def _tell(self, step: int, *, is_over: bool) -> None:
-        if (current := spans.current()) is not None:
-            allocation_steps.say(current.recording, step, current.key, is_over=is_over)
-
-    # -- steps of others
-
-    def _look(self) -> None:
-        if not self._own.begun:
-            running = self._now()
-            if self._kept.step not in running:
-                self._leave()
-            if self._kept.step is None:
-                step = next((step for step in running if step in self._left), None)
-                if step is not None:
-                    self._kept.enter(step)
-                return
-        self._kept.on(Event.LOOK)
-
-    def _now(self) -> list[int]:
-        if self._running is None:
-            current = spans.current()
-            if current is None:
-                return []
-            self._running = RunningSteps(current.recording)
-        return self._running.now()
-
-    def _met(self) -> set[int]:
-        self._now()
-        return set() if self._running is None else self._running.met
-
-    def _leave(self) -> None:
-        if (step := self._kept.step) is not None:
-            self._left.discard(step)
-            self._kept.on(Event.LEAVE)
+    def abandon(self) -> None:
+        """Keep no more, and write nothing."""
+        allocations.abandon()

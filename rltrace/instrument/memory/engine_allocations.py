@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from rltrace.events import UNATTRIBUTED
 from rltrace.hooks.patching import PatchSet
-from rltrace.instrument.memory import chosen_allocations
 from rltrace.instrument.memory.allocation_owners import enter, leave
 from rltrace.instrument.memory.pools import OWNERS
+from rltrace.instrument.torch import step_follower
 from rltrace.record import allocation_steps
 from rltrace.record.torch import allocations
 
@@ -32,7 +32,7 @@ def keep_pools(pools: EnginePools) -> None:
 
 def name_executions(patches: PatchSet, target: str) -> None:
     """Hook what executes the engine's model once: what it allocates belongs to the engine."""
-    if os.environ.get(allocation_steps.VARIABLE):
+    if os.environ.get(allocation_steps.VARIABLE) or os.environ.get(allocation_steps.KERNELS_VARIABLE):
         patches.around(target, enter_execution, leave)
         return
     with patches.dormant() as switch:
@@ -42,7 +42,7 @@ def name_executions(patches: PatchSet, target: str) -> None:
 
 def enter_execution(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Look for a chosen step, and begin the engine's scope: its server's generations are no phases of its own."""
-    chosen_allocations.look()
+    step_follower.look()
     return enter(ACTIVATIONS, args, kwargs)
 
 

@@ -99,7 +99,7 @@ class ReferenceMemory:
             patches.around(target, calls.before, calls.after)
         patches.around(f"{RUN}.weight_sync:Sender.send", sampler.sample_buckets, nothing_after)
         patches.around(f"{RUN}.weight_sync:Receiver.finish", nothing_before, sampler.sample_after)
-        patches.around(f"{RUN}.rollout:Rollout.__init__", keep_self, sampler.meet_engine)
+        patches.around(f"{RUN}.rollout:Rollout._spawn", keep_self, sampler.meet_engine)
         patches.around(f"{RUN}.engine.engine:Engine.__init__", sampler.meet_worker, nothing_after)
         micro_batch = MicroBatch(sampler)
         patches.around(f"{RUN}.actor:Actor.micro_batch", micro_batch.begin, micro_batch.end)

@@ -66,9 +66,12 @@ def install_worker(patches: PatchSet) -> None:
     patches.span(f"{manager}.wake_kv_cache", "rollout.wake_kv_cache")
     patches.span(f"{manager}.empty_cache", "allocator.empty_cache")
     rollout = f"{RUN}.rollout:Rollout"
-    patches.span(f"{rollout}.generate", "rollout.generate", generate_args)
+    patches.span(f"{rollout}.generate", "rollout.generate", generate_args, engine_memory)
     # Not the manager's: the engine is put to sleep once before the first step too.
     patches.span(f"{rollout}.sleep", "rollout.sleep", lambda _rollout, level: {"level": level})
+    patches.span(f"{rollout}.end", "engine.end")
+    patches.span(f"{RUN}.offload:Offload.out", "offload.d2h", of_actor, moved_bytes)
+    patches.span(f"{RUN}.offload:Offload.back", "offload.h2d", of_actor, moved_bytes)
 
 
 def identify_worker(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -92,6 +95,21 @@ def batch_args(_self: Any, batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
 def generate_args(_rollout: Any, prompts: list[Any], seed: int, step: int) -> dict[str, Any]:
     """Return the number of this rank's prompts."""
     return {"prompts": len(prompts), "step": step}
+
+
+def engine_memory(_batch: Any, rollout: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    """Return which process the engine is, and a digest of where its weights and its KV cache lie."""
+    return {"engine": rollout.process.pid, "addresses": rollout.addresses}
+
+
+def of_actor(*_: Any, **__: Any) -> dict[str, Any]:
+    """Return what moves: parameters and optimizer state of the actor, other than FSDP2's copies of the ref."""
+    return {"what": "actor"}
+
+
+def moved_bytes(size_bytes: int, *_: Any, **__: Any) -> dict[str, Any]:
+    """Return how many bytes have left the device, or come back."""
+    return {"bytes": size_bytes}
 
 
 def tensor_name(item: Any, *_: Any, **__: Any) -> dict[str, Any]:

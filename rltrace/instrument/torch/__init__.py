@@ -6,5 +6,8 @@ events by `device_time.py`. `launcher.py` knows what torchrun and SLURM say, and
 their hosts. `modules.py` has the hooks on torch's modules, and `dynamo.py` keeps them out of compiled
 graphs. Who owns the bytes is said in `memory/`.
 
+`step_follower.py` finds out in which chosen step a process is, by `loop_steps.py` where nobody marks steps. In such a
+step `kept_step.py` has something kept: kernels by `chosen_kernels.py`, allocations in `memory/`.
+
 To add a part of torch, write one file with a class of `name`, `supports` and `install`, and one line in `plugins.py`.
 """

@@ -115,9 +115,12 @@ def _declare(found: ctypes.CDLL) -> None:
     found.rltrace_decode.argtypes = [
         pointer, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int,
     ]  # fmt: skip
-    found.rltrace_finish.argtypes = [pointer]
-    found.rltrace_rows.restype = ctypes.c_int64
-    found.rltrace_rows.argtypes = [pointer]
+    found.rltrace_decode_more.argtypes = [
+        pointer, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64),
+    ]  # fmt: skip
+    found.rltrace_finish.argtypes = found.rltrace_show_open.argtypes = [pointer]
+    found.rltrace_rows.restype = found.rltrace_early.restype = ctypes.c_int64
+    found.rltrace_rows.argtypes = found.rltrace_early.argtypes = [pointer]
     found.rltrace_take.argtypes = [pointer, pointers, ctypes.POINTER(ctypes.c_uint64)]
     found.rltrace_free.argtypes = [pointer]
     found.rltrace_texts.restype = found.rltrace_threads.restype = ctypes.c_int64
@@ -161,15 +164,9 @@ class Decoder:
         self._decoder: int | None = self._new(arguments)
         self._texts: tuple[list[str], list[str]] = [], []
         self._letters_at = [0, 0]
-        places = {key: place for place, key in enumerate(arguments)}
+        self._places = {key: place for place, key in enumerate(arguments)}
         for type_ in types:
-            fields = np.array([places.get(field, -1) for field in type_.fields], np.int32)
-            name = type_.name.encode()
-            self._check(
-                library.rltrace_declare(
-                    self._decoder, type_.number, name, len(name), type_.is_automatic, len(fields), fields.ctypes.data
-                )
-            )
+            self.declare(type_)
 
     def _new(self, arguments: Mapping[str, Argument]) -> int:
         keys = (ctypes.c_char_p * len(arguments))(*(key.encode() for key in arguments))
@@ -181,6 +178,16 @@ class Decoder:
         if not made:
             raise MemoryError
         return int(made)
+
+    def declare(self, type_: Type) -> None:
+        """Learn of one more typed span."""
+        fields = np.array([self._places.get(field, -1) for field in type_.fields], np.int32)
+        name = type_.name.encode()
+        self._check(
+            self._library.rltrace_declare(
+                self._decoder, type_.number, name, len(name), type_.is_automatic, len(fields), fields.ctypes.data
+            )
+        )
 
     def __del__(self) -> None:
         if getattr(self, "_decoder", None) is not None:
@@ -194,6 +201,39 @@ class Decoder:
             UnsoundError: it is damaged, or has what only the Python reader knows; the decoder is of no use any more.
         """
         self._check(self._library.rltrace_decode(self._decoder, content, len(content), first_ns, last_ns, may_grow))
+
+    def decode_more(self, content: bytes, first_ns: int, last_ns: int, thread: int) -> int:
+        """Decode more of a segment, whole records, and return of which thread the last one is.
+
+        Args:
+            content: What follows in the segment.
+            first_ns: From when on it can have been written.
+            last_ns: Until when.
+            thread: Whose the record before it is.
+
+        Raises:
+            UnsoundError: as `decode`.
+        """
+        of = ctypes.c_int64(thread)
+        self._check(
+            self._library.rltrace_decode_more(self._decoder, content, len(content), first_ns, last_ns, ctypes.byref(of))
+        )
+        return of.value
+
+    def show_open(self) -> None:
+        """Add the spans that are open now, without their arrows; they stay open."""
+        self._check(self._library.rltrace_show_open(self._decoder))
+
+    @property
+    def many_early(self) -> int:
+        """How many ends wait for a beginning that was not read yet."""
+        return int(self._library.rltrace_early(self._decoder))
+
+    @property
+    def many_texts(self) -> int:
+        """How many texts and keys it holds."""
+        nowhere = ctypes.c_void_p(), ctypes.c_void_p()
+        return sum(self._library.rltrace_texts(self._decoder, of, *map(ctypes.byref, nowhere)) for of in (0, 1))
 
     def finish(self) -> None:
         """Add the spans that never ended."""

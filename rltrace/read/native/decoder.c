@@ -511,7 +511,7 @@ static int begin_span(Decoder *decoder, Slot *begun) {
     if (early != NONE && SLOT(decoder, early)->is_early) {
         Slot *end = SLOT(decoder, early);
         begun->first_flow = NONE;
-        int state = put_row(decoder, begun, end->end_ns, 0, end->args, end->args_bytes, 0);
+        int state = put_row(decoder, begun, end->end_ns, NONE, end->args, end->args_bytes, 0);
         free(begun->copy);
         close_slot(decoder, early);
         decoder->many_early--;
@@ -555,7 +555,9 @@ static int end_span(Decoder *decoder, const Value *values, const uint8_t *behind
         return keep_args(slot, late.args, late.args_bytes);
     }
     int state = leave(decoder, at);
-    if (!state) state = put_row(decoder, slot, end_ns, lane_of(slot), late.args, late.args_bytes, 0);
+    /* What another thread has ended overlaps anything: these records are not in the order of their times. */
+    int32_t lane = slot->thread == decoder->thread ? lane_of(slot) : NONE;
+    if (!state) state = put_row(decoder, slot, end_ns, lane, late.args, late.args_bytes, 0);
     close_slot(decoder, at);
     return state;
 }
@@ -826,12 +828,11 @@ PUBLIC int rltrace_declare(Decoder *decoder, int64_t number, const uint8_t *name
     return SOUND;
 }
 
-/* Decode the next segment. Times of its records lie between `first_ns` and `last_ns`. After anything but 0 the decoder
-   is good for nothing but `rltrace_delete`. */
-PUBLIC int rltrace_decode(Decoder *decoder, const uint8_t *data, uint64_t size, int64_t first_ns, int64_t last_ns,
-                          int may_grow) {
+/* Decode a part of a segment, whole records, the first of which are of this thread. */
+static int decode_part(Decoder *decoder, const uint8_t *data, uint64_t size, int64_t first_ns, int64_t last_ns,
+                            int may_grow, int64_t thread) {
     if (size > INT32_MAX) return UNSOUND;
-    decoder->thread = 0;
+    decoder->thread = thread;
     decoder->began_before = decoder->began;
     decoder->first_ns = first_ns;
     decoder->last_ns = last_ns;
@@ -840,15 +841,29 @@ PUBLIC int rltrace_decode(Decoder *decoder, const uint8_t *data, uint64_t size, 
     return state ? state : keep_open(decoder);
 }
 
+/* Decode the next segment. Times of its records lie between `first_ns` and `last_ns`. After anything but 0 the decoder
+   is good for nothing but `rltrace_delete`. */
+PUBLIC int rltrace_decode(Decoder *decoder, const uint8_t *data, uint64_t size, int64_t first_ns, int64_t last_ns,
+                          int may_grow) {
+    return decode_part(decoder, data, size, first_ns, last_ns, may_grow, 0);
+}
+
+/* Decode more of a segment, likewise, whose records so far were of this thread; then it is that of the last one. */
+PUBLIC int rltrace_decode_more(Decoder *decoder, const uint8_t *data, uint64_t size, int64_t first_ns, int64_t last_ns,
+                               int64_t *thread) {
+    int state = decode_part(decoder, data, size, first_ns, last_ns, 0, *thread);
+    *thread = decoder->thread;
+    return state;
+}
+
 static int by_place(const void *left, const void *right) {
     const Slot *one = *(const Slot *const *)left, *other = *(const Slot *const *)right;
     if (one->place != other->place) return one->place < other->place ? -1 : 1;
     return one->began < other->began ? -1 : 1;
 }
 
-/* Add rows for the spans that never ended, and count the ends that lost their beginning. */
-PUBLIC int rltrace_finish(Decoder *decoder) {
-    decoder->orphans += (int64_t)decoder->many_early;
+/* Add rows for the spans that are open; they have their arrows only if they are never to end. */
+static int put_open(Decoder *decoder, int is_end) {
     const Slot **open = malloc((decoder->many_open + 1) * sizeof *open);
     if (!open) return NO_MEMORY;
     size_t many = 0;
@@ -856,10 +871,26 @@ PUBLIC int rltrace_finish(Decoder *decoder) {
         if (!SLOT(decoder, at)->is_early) open[many++] = SLOT(decoder, at);
     qsort(open, many, sizeof *open, by_place);
     int state = SOUND;
-    for (size_t n = 0; n < many && !state; n++) state = put_row(decoder, open[n], OPEN, lane_of(open[n]), NULL, 0, 0);
+    for (size_t n = 0; n < many && !state; n++) {
+        Slot shown = *open[n];
+        if (!is_end) shown.first_flow = NONE; /* they stay with the span until it ends */
+        state = put_row(decoder, &shown, OPEN, lane_of(open[n]), NULL, 0, 0);
+    }
     free(open);
     return state;
 }
+
+/* Add rows for the spans that never ended, and count the ends that lost their beginning. */
+PUBLIC int rltrace_finish(Decoder *decoder) {
+    decoder->orphans += (int64_t)decoder->many_early;
+    return put_open(decoder, 1);
+}
+
+/* Add rows for the spans that are open now, which will have rows again. */
+PUBLIC int rltrace_show_open(Decoder *decoder) { return put_open(decoder, 0); }
+
+/* How many ends wait for a beginning that was not read yet. */
+PUBLIC int64_t rltrace_early(const Decoder *decoder) { return (int64_t)decoder->many_early; }
 
 PUBLIC int64_t rltrace_rows(const Decoder *decoder) {
     return decoder->rows + (int64_t)(decoder->columns.sample_ns.size / 8);

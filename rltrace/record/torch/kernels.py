@@ -7,26 +7,63 @@ torch.profiler uses CUPTI, which has one subscriber, so it cannot run beside nsy
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from rltrace.events import KERNEL, OPERATOR
+from rltrace.events import KERNEL, KERNELS_KEPT, KERNELS_WRITTEN, OPERATOR
 from rltrace.host import clock
+from rltrace.host.garbage_collector import without_collection
 from rltrace.host.interruption import own_failure
 from rltrace.record import lifecycle, spans
 
+WHAT = "kernels"
+"""What a process says is unavailable, with the reason, where it records none."""
+KEPT_LANE = 1 << 40
+"""Row of the span around all: it may begin and end anywhere among those of the thread."""
 MARK = "rltrace.clock"
 MARKS = 8
 """Readings at each end, of which the narrowest counts."""
 
-_profiling: _Profiling | None = None
+GAVE_WAY = "the program opened its own profiler in it, and only one can run at a time; what ran before is recorded"
+NO_KERNELS = "torch.profiler saw no kernel; CUPTI has one subscriber, which may be another tool"
 
 
 @dataclass
 class _Profiling:
     profile: Any
-    windows: list[tuple[int, int]]
+    args: dict[str, Any]
+    """Recorded with the whole."""
+    start_ns: int
+    has_device: bool
+    windows: list[tuple[int, int]] = field(default_factory=list)
     """Host's clock before and after each mark, in their order."""
+
+
+class _State:
+    """What is profiled in this process, by us and by the program."""
+
+    def __init__(self) -> None:
+        self.profiling: _Profiling | None = None
+        self.theirs: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Profilers that the program has open."""
+        self.gave_way = False
+        """Whether ours has ended because the program opened one."""
+        self._lock = threading.Lock()
+
+    def take(self) -> _Profiling | None:
+        """Return what we profile, to one caller only."""
+        with self._lock:
+            profiling, self.profiling = self.profiling, None
+        return profiling
+
+
+_state = _State()
+_thread = threading.local()
+"""Says whether a thread is in a call of ours to the profiler."""
 
 
 @dataclass(frozen=True)
@@ -53,45 +90,125 @@ def start_kernels() -> None:
 
     Does nothing where nothing is recorded, or torch cannot profile; then one line of the Recording says why.
     """
-    global _profiling
-    if _profiling is not None or not spans.is_recording():
-        return
-    try:
-        import torch
-        from torch.profiler import ProfilerActivity, profile
-
-        if torch.autograd._profiler_enabled():
-            raise RuntimeError("the program's own profiler is active, and only one can run at a time")
-        profiling = _Profiling(profile(activities=_activities(ProfilerActivity)), [])
-        profiling.profile.start()
-        _mark(profiling)
-        _profiling = profiling
-    except own_failure() as error:
-        _say(error)
+    if _state.profiling is None and spans.is_recording() and (reason := begin()) is not None:
+        lifecycle.unavailable(WHAT, reason)
 
 
 def stop_kernels() -> None:
     """Write what was profiled since `start_kernels`."""
-    global _profiling
-    profiling, _profiling = _profiling, None
+    if _state.profiling is not None and (reason := end()) is not None:
+        lifecycle.unavailable(WHAT, reason)
+
+
+def begin(*, of_all_threads: bool = False, **args: Any) -> str | None:
+    """Do as `start_kernels` does; return why that is impossible, None if it is done.
+
+    Args:
+        of_all_threads: Record the operators of every thread; then any of them may end it.
+        **args: Recorded with the whole, beside what is known of it.
+    """
+    try:
+        if _state.profiling is not None:
+            raise RuntimeError("the program records kernels itself")
+        _state.profiling, _state.gave_way = _started(of_all_threads, args), False
+    except own_failure() as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def end() -> str | None:
+    """Do as `stop_kernels` does; return what is missing, None if nothing is."""
+    gave_way, _state.gave_way = _state.gave_way, False
+    profiling = _state.take()
     if profiling is None:
-        return
+        return GAVE_WAY if gave_way else "nothing was profiled"
     try:
         _mark(profiling)
-        profiling.profile.stop()
-        _write(profiling)
+        end_ns = clock.now_ns()
+        with spans.automatic_span(KERNELS_WRITTEN), without_collection():
+            _stop(profiling)
+            return _write(profiling, end_ns)
     except own_failure() as error:
-        _say(error)
+        return f"{type(error).__name__}: {error}"
+
+
+def abandon() -> None:
+    """Profile no more, and write nothing."""
+    if (profiling := _state.take()) is not None:
+        _stop(profiling)
+
+
+# ---- beside a profiler of the program's own ---------------------------------------------------------------------
+
+
+def program_profiles(profiler: Any) -> None:
+    """Take in that the program opens a profiler: ours ends, and writes what it has."""
+    if getattr(_thread, "is_ours", False):
+        return
+    _state.theirs.add(profiler)
+    if _state.profiling is not None:
+        end()
+        _state.gave_way = True
+
+
+def program_has_profiled(profiler: Any) -> None:
+    """Take in that a profiler of the program's is over."""
+    _state.theirs.discard(profiler)
+
+
+@contextlib.contextmanager
+def _ours() -> Iterator[None]:
+    """Call the profiler for ourselves."""
+    _thread.is_ours = True
+    try:
+        yield
+    finally:
+        _thread.is_ours = False
+
+
+# ---- what torch profiles ----------------------------------------------------------------------------------------
+
+
+def _started(of_all_threads: bool, args: dict[str, Any]) -> _Profiling:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    if torch.autograd._profiler_enabled() or _state.theirs:
+        raise RuntimeError("the program's own profiler is active, and only one can run at a time")
+    activities = _activities(ProfilerActivity)
+    with _ours():
+        made = profile(activities=activities, experimental_config=_all_threads() if of_all_threads else None)
+        profiling = _Profiling(made, args, clock.now_ns(), has_device=len(activities) > 1)
+        made.start()
+    _mark(profiling)
+    return profiling
+
+
+def _stop(profiling: _Profiling) -> None:
+    with _ours():
+        profiling.profile.stop()
+
+
+def _all_threads() -> Any:
+    """Return what makes torch profile all threads.
+
+    Raises:
+        RuntimeError: this torch profiles one thread only, and only that thread could end it.
+    """
+    try:
+        from torch._C._profiler import _ExperimentalConfig
+
+        return _ExperimentalConfig(profile_all_threads=True)
+    except own_failure(ImportError, TypeError):
+        import torch
+
+        raise RuntimeError(f"torch {torch.__version__} profiles one thread only, later ones profile all") from None
 
 
 def _activities(kinds: Any) -> list[Any]:
     import torch
 
     return [kinds.CPU, *([kinds.CUDA] if torch.cuda.is_initialized() else [])]
-
-
-def _say(error: Exception) -> None:
-    lifecycle.unavailable("kernels", f"{type(error).__name__}: {error}")
 
 
 def _mark(profiling: _Profiling) -> None:
@@ -105,20 +222,62 @@ def _mark(profiling: _Profiling) -> None:
         profiling.windows.append((before_ns, clock.now_ns()))
 
 
-def _write(profiling: _Profiling) -> None:
+def _write(profiling: _Profiling, end_ns: int) -> str | None:
+    """Write every operator and kernel, and a span around them; return what is missing."""
     events = profiling.profile.profiler.kineto_results.events()
     marks = sorted((e.start_ns(), e.start_ns() + e.duration_ns()) for e in events if e.name() == MARK and _is_host(e))
     clocks = clock_map(marks, profiling.windows)
+    launches = Launches.of(events)
+    operators = kernels = 0
     for event in events:
-        if event.name() != MARK:
-            start_ns = clocks.host_ns(event.start_ns())
-            spans.automatic_span_at(
-                (OPERATOR if _is_host(event) else KERNEL) + event.name(),
-                start_ns,
-                start_ns + event.duration_ns(),
-                lane=_lane(event),
-                error_ns=clocks.error_ns,
-            )
+        if event.name() == MARK or (not _is_host(event) and event.is_user_annotation()):
+            continue
+        start_ns = clocks.host_ns(event.start_ns())
+        is_host = _is_host(event)
+        operators, kernels = operators + is_host, kernels + (not is_host)
+        spans.automatic_span_at(
+            (OPERATOR if is_host else KERNEL) + event.name(),
+            start_ns,
+            start_ns + event.duration_ns(),
+            lane=_lane(event),
+            error_ns=clocks.error_ns,
+            **({} if is_host else launches.said(event)),
+        )
+    said = {**profiling.args, "operators": operators, "kernels": kernels, "error_ns": clocks.error_ns}
+    spans.automatic_span_at(KERNELS_KEPT, profiling.start_ns, end_ns, lane=KEPT_LANE, **said)
+    return NO_KERNELS if profiling.has_device and not kernels else None
+
+
+class Launches(NamedTuple):
+    """What the host called to launch kernels, and the operators that it did this in, by their numbers."""
+
+    launched_ns: dict[int, int]
+    operators: dict[int, str]
+
+    @classmethod
+    def of(cls, events: Iterable[Any]) -> Launches:
+        """Find them: calls of CUDA's runtime and driver have names such as cudaLaunchKernel and cuLaunchKernel."""
+        launched_ns: dict[int, int] = {}
+        operators: dict[int, str] = {}
+        for event in events:
+            if _is_host(event):
+                number = event.correlation_id()
+                if event.name().startswith(("cu", "hip")):
+                    launched_ns[number] = event.start_ns()
+                elif number:
+                    operators[number] = event.name()
+        return cls(launched_ns, operators)
+
+    def said(self, kernel: Any) -> dict[str, Any]:
+        """Return how long before a kernel the host had launched it, and in which operator, as far as that is known."""
+        found: dict[str, Any] = {}
+        launched_ns = self.launched_ns.get(kernel.correlation_id())
+        if launched_ns is not None:
+            found["behind_host_ns"] = kernel.start_ns() - launched_ns
+        operator = self.operators.get(kernel.linked_correlation_id())
+        if operator is not None:
+            found["operator"] = operator
+        return found
 
 
 def _is_host(event: Any) -> bool:

@@ -1,27 +1,52 @@
-"""The chosen step in which this process is, and what happens to its allocations, as a table of states and events."""
+"""The chosen step in which this process is, and what happens to what is kept of it, as a table of states and events.
+
+What is kept is a `Keeper`'s: every allocation, or every kernel.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from typing import Protocol
 
-from rltrace.events import NO_GPU, allocations_of
 from rltrace.hooks.patching import Hook
-from rltrace.host.gpu_use import has_used_gpu
 from rltrace.record import lifecycle, spans
-from rltrace.record.torch import allocations
 
 PAUSED = "recording was paused when it ended"
-PROGRAMS_OWN = "the program keeps its own"
+
+
+class Keeper(Protocol):
+    """Keeps something whole, from the beginning of a step to its end."""
+
+    line: str
+    """Kind of the line by which a process says that it has begun."""
+
+    def of(self, step: int) -> str:
+        """Return what a process reports as unavailable, with the reason, if it kept nothing of a step."""
+
+    def outside(self) -> None:
+        """Look, at a phase boundary outside of any chosen step."""
+
+    def lacks(self) -> str | None:
+        """Return why it is too early to begin; None once it is not."""
+
+    def begin(self, step: int) -> str | None:
+        """Begin; return why that is impossible, None if it is done."""
+
+    def end(self, step: int) -> str | None:
+        """Write what was kept; return why nothing was written, None if all was."""
+
+    def abandon(self) -> None:
+        """Keep no more, and write nothing."""
 
 
 class State(enum.Enum):
     """A process is in one of these states, as far as it knows."""
 
     OUTSIDE = "in no chosen step"
-    WAITING = "in a chosen step, and has used no GPU"
-    KEEPING = "in a chosen step whose allocations it keeps"
-    REFUSED = "in a chosen step whose allocations cannot be kept"
+    WAITING = "in a chosen step, and it is too early to keep anything"
+    KEEPING = "in a chosen step that it keeps"
+    REFUSED = "in a chosen step of which nothing can be kept"
 
 
 class Event(enum.Enum):
@@ -29,24 +54,23 @@ class Event(enum.Enum):
 
     ENTER = "a chosen step has begun"
     LOOK = "a phase has begun or ended, so that CUDA may have come up"
-    BEGUN = "its allocations are kept from here on"
-    REFUSE = "they cannot be kept"
+    BEGUN = "it is kept from here on"
+    REFUSE = "it cannot be kept"
     LEAVE = "the step has ended"
     DISOWN = "the process has steps of its own, and the step was another's"
 
 
 class KeptStep:
-    """The allocations of one chosen step after the other; whoever calls it holds a lock."""
+    """What is kept of one chosen step after the other; whoever calls it holds a lock."""
 
-    def __init__(self, hook: Hook) -> None:
-        self.last: allocations.Stillness | None = None
-        """What the allocator counted at the last boundary outside of a chosen step."""
+    def __init__(self, hook: Hook, keeper: Keeper) -> None:
         self._hook = hook
+        self._keeper = keeper
         self._state = State.OUTSIDE
         self._step = 0
         """The step that was entered last."""
-        self._reason = NO_GPU
-        """Why the allocations of the step are not kept, in a state in which they are not."""
+        self._reason = ""
+        """Why nothing of the step is kept, in a state in which nothing is."""
 
     @property
     def step(self) -> int | None:
@@ -55,7 +79,7 @@ class KeptStep:
 
     def enter(self, step: int) -> None:
         """Enter a chosen step from outside of any."""
-        self._step, self._reason = step, NO_GPU
+        self._step = step
         self.on(Event.ENTER)
 
     def on(self, event: Event) -> None:
@@ -67,9 +91,10 @@ class KeptStep:
             act(self)
 
     def _begin(self) -> None:
-        if not has_used_gpu():
+        if (lacking := self._keeper.lacks()) is not None:
+            self._reason = lacking
             return
-        reason = PROGRAMS_OWN if allocations.is_kept() else allocations.begin(self.last)
+        reason = self._keeper.begin(self._step)
         if reason is None:
             self.on(Event.BEGUN)
         else:
@@ -79,23 +104,23 @@ class KeptStep:
     def _say_kept(self) -> None:
         self._hook.row.fired()
         if (current := spans.current()) is not None:
-            current.append("allocations", step=self._step)
+            current.append(self._keeper.line, step=self._step)
 
     def _write(self) -> None:
         step = self._step
         if spans.is_recording():
-            reason = allocations.end(step=step)
+            reason = self._keeper.end(step)
         else:
-            allocations.abandon()
+            self._keeper.abandon()
             reason = PAUSED
         if reason is not None:
-            lifecycle.unavailable(allocations_of(step), reason)
+            lifecycle.unavailable(self._keeper.of(step), reason)
 
     def _abandon(self) -> None:
-        allocations.abandon()
+        self._keeper.abandon()
 
     def _say_reason(self) -> None:
-        lifecycle.unavailable(allocations_of(self._step), self._reason)
+        lifecycle.unavailable(self._keeper.of(self._step), self._reason)
 
     def _do_nothing(self) -> None:
         """Do nothing: only the state changes."""

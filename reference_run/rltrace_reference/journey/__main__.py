@@ -1,0 +1,119 @@
+"""`python -m rltrace_reference.journey CONFIG.yaml [--out DIR]`: every `v*.yaml` beside it, recorded and compared."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from rltrace.errors import ConfigError, RltraceError
+from rltrace_reference import config as configuration
+from rltrace_reference import task
+from rltrace_reference.__main__ import checked
+from rltrace_reference.config import Config
+from rltrace_reference.journey.prediction import first_without_room, predict
+from rltrace_reference.journey.table import side_by_side
+from rltrace_reference.recorded_run import RecordedRun, merged, read_values
+from rltrace_reference.run_figures import Figures, read
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what has not run, show all, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m rltrace_reference.journey", description=__doc__)
+    parser.add_argument("config", type=Path, help="YAML file of what all variants share")
+    parser.add_argument("--out", type=Path, default=Path("rltrace-runs/journey"), help="folder; what is there is kept")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="variants to run, such as v0_naive; by default all")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw memory by owner and phase, as .png or .svg")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--force", action="store_true", help="try untested versions of vLLM, and GPUs others use too")
+    options = parser.parse_args(arguments)
+    try:
+        runs = variants(options.config, options.out)
+        make_missing(choose(runs, options.only), options.force)
+        figures, config = read_all(runs)
+        show(figures, config, options.picture, as_json=options.json)
+    except RltraceError as error:
+        print(f"rltrace: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def variants(common: Path, folder: Path) -> list[RecordedRun]:
+    """Return a run for each variant, in the order of their names.
+
+    Raises:
+        ConfigError: a file cannot be read, or there is no variant.
+    """
+    values = read_values(common)
+    files = sorted(common.parent.glob("v*.yaml"))
+    if not files:
+        raise ConfigError(f"{common.parent}: no v*.yaml beside {common.name}; see examples/memory_journey")
+    return [RecordedRun(folder, file.stem, merged(values, read_values(file))) for file in files]
+
+
+def choose(runs: list[RecordedRun], names: list[str] | None) -> list[RecordedRun]:
+    """Return the runs of these names, or all.
+
+    Raises:
+        ConfigError: there is no such name.
+    """
+    known = [run.name for run in runs]
+    for name in names or ():
+        if name not in known:
+            raise ConfigError(f"--only: no variant {name}; use one of: {', '.join(known)}")
+    return [run for run in runs if names is None or run.name in names]
+
+
+def make_missing(runs: list[RecordedRun], force: bool) -> None:
+    """Make every run that has not ended, after all of them were checked.
+
+    Raises:
+        ConfigError: before anything runs.
+        RunError: a run was stopped.
+    """
+    missing = [run for run in runs if run.ending is None]
+    for run in runs:
+        run.write_config()
+    configs = [checked(str(run.config_file), force) for run in missing]
+    for run, config in zip(missing, configs, strict=True):
+        print(f"{run.name}: running", file=sys.stderr, flush=True)
+        ending = run.make(config, force=force)
+        print(f"{run.name}: {ending.said or 'ended well'}, {ending.seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def read_all(runs: list[RecordedRun]) -> tuple[list[Figures], Config]:
+    """Read what has ended; return it with a configuration, of which the model counts.
+
+    Raises:
+        ConfigError: nothing has.
+    """
+    ended = [(run, ending) for run in runs if (ending := run.ending) is not None]
+    if not ended:
+        raise ConfigError("none of the variants has run; leave --only out")
+    figures = []
+    for run, ending in ended:
+        config = configuration.load(run.config_file, vocabulary=task.VOCABULARY)
+        limit_bytes = ending.limit_bytes or 0
+        figures.append(read(run, ending, first_without_room(predict(config, limit_bytes), limit_bytes)))
+    return figures, config
+
+
+def show(figures: list[Figures], config: Config, picture: Path | None, *, as_json: bool) -> None:
+    """Print the table or the JSON, and draw the picture."""
+    if as_json:
+        print(msgspec.json.encode(figures).decode())
+    else:
+        Console(width=max(140, Console().width)).print(side_by_side(figures, config.model.kv_bytes_per_token()))
+    if picture is not None:
+        from rltrace_reference.journey.picture import draw
+
+        draw(figures, picture)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

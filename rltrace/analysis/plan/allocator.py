@@ -1,0 +1,201 @@
+"""What torch's caching allocator reserves for a sequence of allocations.
+
+The rules are those of `c10/cuda/CUDACachingAllocator.cpp` of torch 2.11: sizes are rounded to 512 bytes; what is at
+most 1 MiB shares segments of 2 MiB, what is below 10 MiB segments of 20 MiB, and the rest has segments of its own,
+rounded to 2 MiB. A block goes to the smallest free one of its stream that holds it, which is split if enough remains,
+and merges with its free neighbours when it is freed. A segment goes back to the device only when the cache is emptied.
+
+With `expandable_segments` each stream has one segment per pool, which grows by pages where no free block is large
+enough.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+MEBIBYTE = 1 << 20
+ROUNDING = 512
+SMALL_BYTES = MEBIBYTE
+"""Most that a block of the small pool has, and least that is worth splitting off in the large one."""
+SMALL_SEGMENT = 2 * MEBIBYTE
+LARGE_FROM = 10 * MEBIBYTE
+"""From here on a block gets a segment of its own size."""
+LARGE_SEGMENT = 20 * MEBIBYTE
+SEGMENT_ROUNDING = 2 * MEBIBYTE
+
+
+@dataclass(eq=False)
+class Segment:
+    """Memory from the device."""
+
+    size_bytes: int
+    pool: tuple[str, bool]
+    in_use: int = 0
+    """Blocks that are handed out."""
+
+
+@dataclass(eq=False)
+class Block:
+    """A part of a segment, linked with its neighbours."""
+
+    segment: Segment
+    address: int
+    size_bytes: int
+    before: Block | None = None
+    after: Block | None = None
+    is_free: bool = False
+
+
+@dataclass
+class CachingAllocator:
+    """Counts what is handed out and what is reserved."""
+
+    is_expandable: bool = False
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    held_bytes: int = 0
+    """Segments of which a part is handed out: what is left if memory runs out and the cache is given back."""
+    most_allocated_bytes: int = 0
+    most_reserved_bytes: int = 0
+    most_held_bytes: int = 0
+    free: dict[tuple[str, bool], list[tuple[int, int, Block]]] = field(default_factory=dict)
+    segments: list[Segment] = field(default_factory=list)
+    next_address: int = 0
+    last: dict[tuple[str, bool], Block] = field(default_factory=dict)
+    """The last block of each segment that expands."""
+
+    def allocate(self, size_bytes: int, stream: str = "") -> Block:
+        """Hand out a block."""
+        size = max(round_up(size_bytes, ROUNDING), ROUNDING)
+        pool = (stream, size <= SMALL_BYTES)
+        block = self._best_fit(size, pool) or (self._expand if self.is_expandable else self._new_segment)(size, pool)
+        self._split(block, size, pool)
+        block.is_free = False
+        self.allocated_bytes += block.size_bytes
+        if self.is_expandable:
+            self.held_bytes = self.allocated_bytes
+        elif not block.segment.in_use:
+            self.held_bytes += block.segment.size_bytes
+        block.segment.in_use += 1
+        self.most_allocated_bytes = max(self.most_allocated_bytes, self.allocated_bytes)
+        self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
+        return block
+
+    def release(self, block: Block) -> None:
+        """Take a block back into the cache."""
+        self.allocated_bytes -= block.size_bytes
+        block.segment.in_use -= 1
+        if self.is_expandable:
+            self.held_bytes = self.allocated_bytes
+        elif not block.segment.in_use:
+            self.held_bytes -= block.segment.size_bytes
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.is_free:
+                self._take(neighbour)
+                self._merge(block, neighbour)
+        self._put(block)
+
+    def empty_cache(self) -> None:
+        """Give segments, or pages, of which nothing is handed out back to the device."""
+        if self.is_expandable:
+            self._unmap()
+            return
+        for pool, blocks in self.free.items():
+            self.free[pool] = [entry for entry in blocks if entry[2].segment.in_use]
+        self.segments = [segment for segment in self.segments if segment.in_use]
+        self.reserved_bytes = sum(segment.size_bytes for segment in self.segments)
+
+    def _best_fit(self, size: int, pool: tuple[str, bool]) -> Block | None:
+        blocks = self.free.get(pool, [])
+        at = bisect_left(blocks, (size, 0))
+        return blocks.pop(at)[2] if at < len(blocks) else None
+
+    def _new_segment(self, size: int, pool: tuple[str, bool]) -> Block:
+        segment = Segment(segment_bytes(size), pool)
+        self.segments.append(segment)
+        self.reserved_bytes += segment.size_bytes
+        self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
+        block = Block(segment, self.next_address, segment.size_bytes)
+        self.next_address += segment.size_bytes
+        return block
+
+    def _expand(self, size: int, pool: tuple[str, bool]) -> Block:
+        """Let a segment grow at its end, where a free block may be that is too small."""
+        page = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT
+        last = self.last.get(pool)
+        if last is not None and last.is_free:
+            self._take(last)
+            block, grown = last, round_up(size - last.size_bytes, page)
+            block.size_bytes += grown
+        else:
+            grown = round_up(size, page)
+            segment = last.segment if last is not None else Segment(0, pool)
+            block = Block(segment, self.next_address, grown, before=last)
+            self.last[pool] = block
+            if last is not None:
+                last.after = block
+        self.next_address += grown
+        self.reserved_bytes += grown
+        self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
+        return block
+
+    def _unmap(self) -> None:
+        """Give back the whole pages of free blocks; what is allocated later grows at the end."""
+        for pool, blocks in self.free.items():
+            page = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT
+            for size, _, block in blocks:
+                self.reserved_bytes -= size // page * page
+                if block.before is not None:
+                    block.before.after = None
+                if block.after is not None:
+                    block.after.before = None
+                if self.last.get(pool) is block:
+                    del self.last[pool]
+            blocks.clear()
+
+    def _split(self, block: Block, size: int, pool: tuple[str, bool]) -> None:
+        rest = block.size_bytes - size
+        if rest < (ROUNDING if pool[1] else SMALL_BYTES + 1):
+            return
+        other = Block(block.segment, block.address + size, rest, before=block, after=block.after)
+        if block.after is not None:
+            block.after.before = other
+        block.after, block.size_bytes = other, size
+        if self.last.get(pool) is block:
+            self.last[pool] = other
+        self._put(other)
+
+    def _merge(self, block: Block, neighbour: Block) -> None:
+        """Make the block as large as both."""
+        if neighbour is block.before:
+            block.address, block.before = neighbour.address, neighbour.before
+            if block.before is not None:
+                block.before.after = block
+        else:
+            block.after = neighbour.after
+            if block.after is not None:
+                block.after.before = block
+            if self.last.get(block.segment.pool) is neighbour:
+                self.last[block.segment.pool] = block
+        block.size_bytes += neighbour.size_bytes
+
+    def _put(self, block: Block) -> None:
+        block.is_free = True
+        insort(self.free.setdefault(block.segment.pool, []), (block.size_bytes, block.address, block))
+
+    def _take(self, block: Block) -> None:
+        blocks = self.free[block.segment.pool]
+        del blocks[bisect_left(blocks, (block.size_bytes, block.address))]
+
+
+def segment_bytes(size_bytes: int) -> int:
+    """Return how much the allocator asks the device for, to hand out this much."""
+    if size_bytes <= SMALL_BYTES:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size_bytes < LARGE_FROM else round_up(size_bytes, SEGMENT_ROUNDING)
+
+
+def round_up(value: int, of: int) -> int:
+    """Return the next multiple."""
+    return -(-value // of) * of

@@ -1,0 +1,101 @@
+"""`rltrace plan` says before a run what each GPU will hold, whether it fits, and how far each setting can go."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rltrace.cli.as_json import echo_json
+from rltrace.cli.runs import LIMITS_OPTION, open_run
+from rltrace.errors import ConfigError, MissingExtraError
+from rltrace.limits import Limits
+
+if TYPE_CHECKING:
+    from rltrace.analysis.plan.asked import Asked
+    from rltrace.analysis.plan.measured import Measured
+
+REFERENCE = "rltrace_reference"
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="CONFIG|RUN [-- SETTINGS]")
+@click.option("--gpu", metavar="NAME", help="The card: H100, H200, A100 ..., or its memory, such as 80GiB.")
+@click.option("--gpus", type=click.IntRange(1), help="Ranks, if the settings do not say.")
+@click.option("--model", metavar="PATH", help="Folder of a checkpoint on this machine, or its config.json.")
+@click.option("--shape", metavar="KEY=VALUE,...", default="", help="Sizes of the model, in the words of config.json.")
+@click.option("--like", metavar="RUN", help="An earlier Recording on such a machine: better than figures of others.")
+@click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in docs/json.md.")
+@LIMITS_OPTION
+def plan(
+    words: tuple[str, ...],
+    gpu: str | None,
+    gpus: int | None,
+    model: str | None,
+    shape: str,
+    like: str | None,
+    as_json: bool,
+    limits: Limits,
+) -> None:
+    """Say what each GPU of a run will hold, before it runs.
+
+    CONFIG is a configuration of the reference run, a file or a script with verl's hydra settings, or one with TRL's
+    arguments; what stands after `--` is added to it, or is all there is. RUN is a Recording: its settings are planned,
+    and what it measured is used. The answer is bytes by owner and phase, each with its uncertainty, the largest value
+    of each setting that fits, and a recommended one.
+    """
+    from rltrace.analysis.plan import asked
+    from rltrace.analysis.plan.plan import plan as planned
+
+    wanted = asked.Wanted(gpu=gpu, ranks=gpus, model=model, shape=shape)
+    known = _measured(like, limits) if like is not None else None
+    if words and _is_recording(words[0]):
+        question = _of_recording(words, wanted, limits)
+    else:
+        question = asked.of_words(words, wanted, known, _reference)
+    found = planned(question.settings, known or question.known)
+    if as_json:
+        echo_json(found)
+        return
+    from rltrace.cli.tables import console
+    from rltrace.cli.tables.plan import show_plan
+
+    show_plan(found, console())
+
+
+def _is_recording(word: str) -> bool:
+    path = Path(word)
+    return path.suffix == ".zip" or (path.is_dir() and not (path / "config.json").is_file())
+
+
+def _of_recording(words: tuple[str, ...], wanted: Any, limits: Limits) -> Asked:
+    from rltrace.analysis.plan import asked
+
+    known = _measured(words[0], limits)
+    manifest = open_run(words[0], limits).manifest
+    return asked.of_manifest(manifest, words[0], words[1:], wanted, known)
+
+
+def _measured(run: str, limits: Limits) -> Measured | None:
+    from rltrace.analysis.figures import figures
+    from rltrace.analysis.plan.measured import of_summary
+
+    found = of_summary(run, figures(open_run(run, limits)).summary)
+    if found is None:
+        raise ConfigError(f"{run}: no GPU's memory was measured in it; name a Recording of a run on GPUs")
+    return found
+
+
+def _reference(file: str) -> dict[str, Any]:
+    """Return a configuration as the reference run itself has checked it, which is found by name."""
+    import msgspec
+
+    missing = [name for name in (REFERENCE, "yaml") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(f"a plan of {file} needs {', '.join(missing)}, not installed here", "run")
+    load = importlib.import_module(f"{REFERENCE}.config").load
+    settings: dict[str, Any] = msgspec.to_builtins(load(file, vocabulary=1))
+    return settings

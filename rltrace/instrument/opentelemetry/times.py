@@ -1,0 +1,79 @@
+"""When a span of OpenTelemetry begins and ends on our clock, and how that is written.
+
+OpenTelemetry reads the real-time clock, which may be set; ours is monotonic. So each time is compared with both clocks
+at the moment at which it is told. A span that begins now is written at once: it is known even if it never ends. One
+that a program gives an earlier beginning is written when it is over.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from rltrace.host import clock
+from rltrace.record import spans
+
+NOW_NS = 1_000_000
+"""A beginning that is told later than this was read elsewhere."""
+
+
+class Begun:
+    """A span that has begun."""
+
+    __slots__ = ("args", "forks", "is_written", "name", "start_ns")
+
+    def __init__(self, name: str, args: dict[str, Any], unix_ns: int | None, *, may_be_written: bool = True) -> None:
+        """Begin a span.
+
+        Args:
+            name: Of the span.
+            args: What it says at its beginning.
+            unix_ns: When it began; None for now.
+            may_be_written: Whether this thread is the one that it begins in.
+        """
+        now_ns = clock.now_ns()
+        ago_ns = 0 if unix_ns is None else time.time_ns() - unix_ns
+        self.name, self.args, self.start_ns, self.forks = name, args, now_ns - ago_ns, _forks
+        is_now = may_be_written and 0 <= ago_ns < NOW_NS and not _has_begun_since(self.start_ns)
+        self.is_written = is_now and spans.begin_automatic(name, self.start_ns, args)
+
+    def end(self, late: dict[str, Any], unix_ns: int | None) -> None:
+        """End it, unless that is a forked child's copy of what its parent began.
+
+        Args:
+            late: What it says at its end besides.
+            unix_ns: When it ended; None for now.
+        """
+        if self.forks != _forks:
+            return
+        end_ns = clock.now_ns() if unix_ns is None else monotonic_ns(unix_ns)
+        if not self.is_written:
+            spans.automatic_span_at(self.name, self.start_ns, end_ns, **self.args | late)
+            return
+        if end_ns < self.start_ns:  # the program says so
+            end_ns, late["ended_before_it_began"] = self.start_ns, True
+        spans.end_automatic(self.start_ns, end_ns, late or None)
+
+
+def monotonic_ns(unix_ns: int) -> int:
+    """Return what our clock showed when the real-time clock showed a time."""
+    return clock.now_ns() - (time.time_ns() - unix_ns)
+
+
+def _has_begun_since(start_ns: int) -> bool:
+    """Tell whether another span has begun since, which a span that is written now would have to enclose."""
+    return spans.newest is not None and spans.newest.start_ns > start_ns
+
+
+_forks = 0
+"""How many forks there are between the program's first process and this one."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):  # readers run where nothing forks
+    os.register_at_fork(after_in_child=_count_fork)

@@ -1,0 +1,148 @@
+"""Trackers: seconds and bytes of each step, in the run that the program itself has open in W&B, MLflow or TensorBoard.
+
+In: the phases, samples and steps of this process, as they are recorded, and `RLTRACE_TRACKERS`, without which nothing
+here is done. Out: scalars named `rltrace/...`, per step. `totals.py` adds up a step, in memory. At its end they are
+queued, which is all that the program waits for: a thread (`handing.py`) gives them to the runs that are open then
+(`open_runs.py`), and what a tracker raises ends there.
+
+To add a tracker, write a class like `WandbRun` in `open_runs.py`, and name its finder in `FINDERS` there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from rltrace.events import STEP
+from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.host import clock
+from rltrace.host.interruption import own_failure
+from rltrace.instrument.trackers.handing import HANDING
+from rltrace.instrument.trackers.open_runs import EVENT_FILES, open_runs
+from rltrace.instrument.trackers.totals import Totals
+from rltrace.record import lifecycle, spans
+from rltrace.record.allocation_steps import step_number
+from rltrace.record.trackers import are_wanted
+
+
+class Trackers:
+    """Hands the totals of each step to the open runs."""
+
+    name = "trackers"
+    supports = ()
+
+    def install(self, patches: PatchSet) -> None:
+        """Watch steps, phases and samples; nothing is watched unless trackers are wanted."""
+        if are_wanted(os.environ):
+            patches.use("rltrace.record.spans:watch_spans", follow)
+
+
+class Tensorboard:
+    """Finds the event files that the program writes for TensorBoard, as torch's `SummaryWriter` does."""
+
+    name = "tensorboard"
+    supports = ("tensorboard >= 2.10",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks; there is none unless trackers are wanted."""
+        if are_wanted(os.environ):
+            writer = "tensorboard.summary.writer.event_file_writer:EventFileWriter"
+            patches.around(f"{writer}.__init__", first_argument, file_opened)
+            patches.around(f"{writer}.close", file_closes, nothing)
+
+
+class Wandb:
+    """Lets W&B have the last steps before the program ends its run there."""
+
+    name = "wandb"
+    supports = ("wandb >= 0.16",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hook; there is none unless trackers are wanted."""
+        if are_wanted(os.environ):
+            patches.around("wandb.sdk.wandb_run:Run.finish", run_closes, nothing)
+
+
+def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what a method is called on."""
+    return args[0]
+
+
+def file_opened(writer: Any, result: Any, error: BaseException | None) -> None:
+    """Note an event file that was opened."""
+    if error is None:
+        EVENT_FILES.add(writer)
+
+
+def file_closes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Write what is queued for an event file, before the program closes it."""
+    HANDING.settle()
+    EVENT_FILES.discard(args[0])
+
+
+def run_closes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell a run what is queued, before the program ends it."""
+    HANDING.settle()
+
+
+def nothing(token: Any, result: Any, error: BaseException | None) -> None:
+    """Do nothing."""
+
+
+def follow(hook: Hook) -> Callable[[], None]:
+    """Follow the steps of this process from here on; return what undoes it."""
+    follower = Follower(hook)
+    undos = (
+        spans.watch_spans(STEP, follower.step_begins, follower.step_ended),
+        spans.watch_phase_ends(follower.totals.add_phase),
+        spans.watch_samples(follower.totals.add_sample),
+        lifecycle.when_stopped(HANDING.finish),
+    )
+    os.register_at_fork(after_in_child=follower.forget)
+
+    def undo() -> None:
+        for take_back in undos:
+            take_back()
+
+    return undo
+
+
+class Follower:
+    """Adds up each step of this process, and hands it over at its end."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.totals = Totals()
+        self._hook = hook
+        self._steps = 0
+
+    def step_begins(self, args: dict[str, Any]) -> tuple[int | None, int] | None:
+        """Return the number of a step that begins, and when it did. Never raises."""
+        try:
+            number = step_number(args, self._steps)
+            self._steps += 1
+            self.totals.begin()
+            return number, clock.now_ns()
+        except own_failure() as error:
+            self._hook.failed(error)
+            return None
+
+    def step_ended(self, begun: tuple[int | None, int] | None) -> None:
+        """Hand a step over to the runs that are open. Never raises, and never waits."""
+        try:
+            if begun is None or not self._hook.live:
+                return
+            number, start_ns = begun
+            if number is not None and (runs := open_runs()):
+                self._hook.row.fired()
+                HANDING.put(runs, number, self.totals.scalars(clock.now_ns() - start_ns))
+        except own_failure() as error:
+            self._hook.failed(error)
+
+    def forget(self) -> None:
+        """Forget the step and the thread of the parent, in a forked child."""
+        self.totals.begin()
+        HANDING.forget()
+
+
+__all__ = ["Tensorboard", "Trackers", "Wandb"]

@@ -1,0 +1,113 @@
+"""The runs that a program has open, in the trackers that it has imported; nothing is imported here.
+
+Read and called: W&B 0.31 (`wandb.run`, `Run.log`, `Run.define_metric`), MLflow 3.17 (`active_run`,
+`MlflowClient.log_batch`), TensorBoard 2.21 (`EventFileWriter.add_event`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from rltrace.instrument.trackers.totals import PREFIX, STEP_NUMBER
+
+
+class OpenRun(Protocol):
+    """A run of a tracker."""
+
+    name: str
+    """Of the tracker."""
+
+    def log(self, number: int, scalars: Mapping[str, float]) -> None:
+        """Take the scalars of a step."""
+
+
+class WandbRun:
+    """A run of W&B. The program's own steps there are left as they are: ours come with the next row that it logs."""
+
+    name = "W&B"
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def log(self, number: int, scalars: Mapping[str, float]) -> None:
+        """Add the scalars to the row that the program will log next, on an axis of their own."""
+        if self._run not in _WITH_AXIS:
+            _WITH_AXIS.add(self._run)
+            self._run.define_metric(STEP_NUMBER, hidden=True)
+            self._run.define_metric(f"{PREFIX}*", step_metric=STEP_NUMBER, step_sync=False)
+        self._run.log({STEP_NUMBER: number, **scalars}, commit=False)
+
+
+_WITH_AXIS: WeakSet[Any] = WeakSet()
+"""Runs of W&B that know which axis our scalars are on."""
+
+
+class MlflowRun:
+    """A run of MLflow, whose metrics each have steps of their own."""
+
+    name = "MLflow"
+
+    def __init__(self, mlflow: Any, run_id: str) -> None:
+        self._mlflow = mlflow
+        self._run_id = run_id
+
+    def log(self, number: int, scalars: Mapping[str, float]) -> None:
+        """Log the scalars at the step's number."""
+        client, now_ms = self._mlflow.MlflowClient(), int(time.time() * 1000)
+        metric = self._mlflow.entities.Metric
+        client.log_batch(self._run_id, [metric(name, value, now_ms, number) for name, value in scalars.items()])
+
+
+class EventFile:
+    """An event file for TensorBoard, whose scalars each have steps of their own."""
+
+    name = "TensorBoard"
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def log(self, number: int, scalars: Mapping[str, float]) -> None:
+        """Write the scalars at the step's number; a file that was closed is left alone."""
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+
+        values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        event = event_pb2.Event(wall_time=time.time(), step=number, summary=summary_pb2.Summary(value=values))
+        try:
+            self._writer.add_event(event)
+        except Exception:
+            EVENT_FILES.discard(self._writer)
+            raise
+
+
+EVENT_FILES: WeakSet[Any] = WeakSet()
+"""The writers of event files that the program has made."""
+
+
+def _of_wandb() -> OpenRun | None:
+    run = getattr(sys.modules.get("wandb"), "run", None)
+    return None if run is None else WandbRun(run)
+
+
+def _of_mlflow() -> OpenRun | None:
+    mlflow = sys.modules.get("mlflow")
+    active = getattr(mlflow, "active_run", None)
+    run = None if active is None else active()
+    return None if run is None else MlflowRun(mlflow, run.info.run_id)
+
+
+def _of_tensorboard() -> OpenRun | None:
+    writer = next(iter(EVENT_FILES), None)
+    return None if writer is None else EventFile(writer)
+
+
+FINDERS: tuple[Callable[[], OpenRun | None], ...] = (_of_wandb, _of_mlflow, _of_tensorboard)
+
+
+def open_runs() -> list[OpenRun]:
+    """Return the runs that are open now, of each tracker one."""
+    found = (find() for find in FINDERS)
+    return [run for run in found if run is not None]

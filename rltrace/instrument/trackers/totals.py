@@ -1,0 +1,47 @@
+"""What one process did in a step: seconds of phases and peaks of owners' bytes, added up in memory."""
+
+from __future__ import annotations
+
+import functools
+
+from rltrace.events import owner_of_counter
+
+PREFIX = "rltrace/"
+STEP_NUMBER = f"{PREFIX}step"
+"""The number of the step, for trackers whose own steps count something else."""
+
+GIB = 1 << 30
+
+_owner = functools.lru_cache(1024)(owner_of_counter)
+
+
+class Totals:
+    """The step that runs."""
+
+    def __init__(self) -> None:
+        self._phase_ns: dict[str, int] = {}
+        self._held_bytes: dict[str, float] = {}
+        """What each owner said last; it holds that until it says otherwise."""
+        self._peak_bytes: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """Begin a step: nothing was done in it, and owners hold what they held."""
+        self._phase_ns = {}
+        self._peak_bytes = {**self._held_bytes}
+
+    def add_phase(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Add a phase that has ended."""
+        self._phase_ns[name] = self._phase_ns.get(name, 0) + end_ns - start_ns
+
+    def add_sample(self, name: str, value: float) -> None:
+        """Add a sample; it counts if it is of an owner's bytes."""
+        owner = _owner(name)
+        if owner is not None:
+            self._held_bytes[owner] = value
+            self._peak_bytes[owner] = max(self._peak_bytes.get(owner, 0.0), value)
+
+    def scalars(self, step_ns: int) -> dict[str, float]:
+        """Return the step, as trackers call it."""
+        seconds = {f"{PREFIX}phase/{name}_seconds": spent_ns / 1e9 for name, spent_ns in self._phase_ns.items()}
+        peaks = {f"{PREFIX}memory/{owner}_peak_gib": size / GIB for owner, size in self._peak_bytes.items()}
+        return {f"{PREFIX}step_seconds": step_ns / 1e9, **seconds, **peaks}

@@ -1,0 +1,211 @@
+"""Trackers: a real run of W&B (offline), MLflow and TensorBoard, with what rltrace adds and without."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from rltrace import plugins
+from rltrace.hooks.patching import PatchSet
+from rltrace.instrument.trackers.handing import MOST_STEPS, Handing
+from rltrace.instrument.trackers.totals import Totals
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "tracked_steps.py"
+
+STEPS = (10, 11, 12)
+BLOCK_BYTES = 1 << 15
+
+mlflow = pytest.importorskip("mlflow")
+pytest.importorskip("tensorboard")
+pytest.importorskip("wandb")
+
+
+class Told(NamedTuple):
+    """What the trackers have after a run of the program."""
+
+    said: dict[str, Any]
+    stderr: str
+    wandb: list[dict[str, Any]]
+    """The rows of the run's history."""
+    tensorboard: dict[str, list[tuple[int, float]]]
+    """By tag: steps and values."""
+    mlflow: dict[str, list[tuple[int, float]]]
+
+
+def records_of_leveldb(content: bytes) -> Iterator[bytes]:
+    """Records of W&B's file: LevelDB's log, behind 7 bytes of a header that belong to the first block."""
+    at, record = 7, b""
+    while at + 7 <= len(content):
+        left = BLOCK_BYTES - at % BLOCK_BYTES
+        if left < 7:  # zeros that fill the block
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        record += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part of it
+            yield record
+            record = b""
+
+
+def rows_of_wandb(file: str) -> list[dict[str, Any]]:
+    from wandb.proto import wandb_internal_pb2
+
+    rows = []
+    for data in records_of_leveldb(Path(file).read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+    return rows
+
+
+def scalars_of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    found: dict[str, list[tuple[int, float]]] = {}
+    for file in folder.glob("events.*"):
+        for event in EventFileLoader(str(file)).Load():
+            for one in event.summary.value:
+                (value,) = one.tensor.float_val or [one.simple_value]
+                found.setdefault(one.tag, []).append((event.step, value))
+    return found
+
+
+def metrics_of_mlflow(folder: Path, run: str) -> dict[str, list[tuple[int, float]]]:
+    client = mlflow.MlflowClient(f"file:{folder}")
+    names = client.get_run(run).data.metrics
+    return {name: [(one.step, one.value) for one in client.get_metric_history(run, name)] for name in names}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    """What the program's trackers have, with `RLTRACE_TRACKERS=1`."""
+    folder = tmp_path_factory.mktemp("tracked")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        environment = {**os.environ, "WANDB_SILENT": "true", "RLTRACE_QUIET": "1", "RLTRACE_TRACKERS": "1"}
+        done = subprocess.run(
+            [sys.executable, PROGRAM, folder], capture_output=True, text=True, cwd=folder, env=environment, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        said = json.loads((folder / "said.json").read_text())
+        yield Told(
+            said,
+            done.stderr,
+            rows_of_wandb(said["wandb_file"]),
+            scalars_of_tensorboard(folder / "events"),
+            metrics_of_mlflow(folder / "mlruns", said["mlflow_run"]),
+        )
+
+
+OURS = (
+    "rltrace/memory/actor.params_peak_gib",
+    "rltrace/memory/rollout.weights_peak_gib",
+    "rltrace/phase/actor.update_seconds",
+    "rltrace/phase/weight_sync_seconds",
+    "rltrace/step_seconds",
+)
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "mlflow"])
+def test_each_step_is_there(told: Told, tracker: str) -> None:
+    """Each step of the program is in its run, under the step's own number, with seconds and peaks of that step."""
+    scalars: dict[str, list[tuple[int, float]]] = getattr(told, tracker)
+    assert tuple(sorted(name for name in scalars if name.startswith("rltrace/"))) == OURS
+    assert all(tuple(step for step, _ in scalars[name]) == STEPS for name in OURS)
+    assert [value for _, value in scalars["rltrace/memory/actor.params_peak_gib"]] == [10, 11, 12]
+    assert [value for _, value in scalars["rltrace/memory/rollout.weights_peak_gib"]] == [3, 3, 3]
+    names = ("rltrace/step_seconds", "rltrace/phase/actor.update_seconds", "rltrace/phase/weight_sync_seconds")
+    for (_, step), (_, update), (_, sync) in zip(*(scalars[name] for name in names), strict=True):
+        assert update >= 0.02 and sync >= 0.02 and step >= update + sync - 1e-6
+
+
+def test_wandb_has_them_on_an_axis_of_their_own(told: Told) -> None:
+    """In W&B they come with the program's next row, and `rltrace/step` says which step they are of."""
+    ours = [row for row in told.wandb if "rltrace/step" in row]
+    assert tuple(row["rltrace/step"] for row in ours) == STEPS
+    assert all(set(OURS) <= row.keys() for row in ours)
+    assert [row["rltrace/memory/actor.params_peak_gib"] for row in ours] == [10, 11, 12]
+
+
+def test_the_programs_own_values_stay(told: Told) -> None:
+    """What the program logs is there as it logged it, and W&B has counted its four calls and no more."""
+    logged = [(step, step / 10) for step in STEPS]
+    assert told.mlflow["loss"] == logged
+    assert dict(told.tensorboard["loss"]) == pytest.approx(dict(logged))
+    assert told.said["wandb_steps"] == [1, 2, 3, 4]
+    own = [(row["_step"], row.get("loss"), row.get("last")) for row in told.wandb]
+    assert own == [(0, 1.0, None), (1, 1.1, None), (2, 1.2, None), (3, None, 1.0)]
+
+
+def test_nothing_is_said(told: Told) -> None:
+    """There is no line on stderr, not of a step after the trackers were closed either."""
+    assert told.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["trackers", "tensorboard", "wandb"])
+@pytest.mark.parametrize("said", [None, "", "0"])
+def test_it_is_off_by_default(name: str, said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the variable there is no hook at all."""
+    monkeypatch.delenv("RLTRACE_TRACKERS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("RLTRACE_TRACKERS", said)
+    patches = PatchSet(name, None)  # type: ignore[arg-type]
+    plugins.load(plugins.INSTRUMENTATIONS[name])().install(patches)
+    assert not patches.hooks
+
+
+class Slow:
+    """A tracker that waits for its server."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        self.numbers: list[int] = []
+
+    def log(self, number: int, scalars: Any) -> None:
+        self.may_go_on.wait(10)
+        self.numbers.append(number)
+        raise ConnectionError("the server is gone")
+
+
+def test_a_slow_tracker_holds_nobody_up(capfd: pytest.CaptureFixture[str]) -> None:
+    """Steps of a tracker that waits are queued, then dropped with one line; what it raises ends in its thread."""
+    slow, handing = Slow(), Handing()
+    for number in range(MOST_STEPS + 10):
+        handing.put([slow], number, {})
+    slow.may_go_on.set()
+    handing.finish()
+    assert slow.numbers[:3] == [0, 1, 2] and len(slow.numbers) in (MOST_STEPS, MOST_STEPS + 1)
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "does not keep up" in lines[0] and "slow did not take a step: ConnectionError" in lines[1]
+
+
+def test_a_peak_is_of_its_step() -> None:
+    """What an owner held when the step began counts; what it held in the step before does not."""
+    totals = Totals()
+    totals.add_sample("actor.params_bytes", 5 << 30)
+    totals.add_sample("actor.params_bytes", 2 << 30)
+    totals.add_sample("tokens", 7)
+    totals.begin()
+    totals.add_sample("actor.params_bytes", 1 << 30)
+    totals.add_phase("reward", 0, 500_000_000)
+    totals.add_phase("reward", 10**9, 2 * 10**9)
+    assert totals.scalars(3 * 10**9) == {
+        "rltrace/step_seconds": 3.0,
+        "rltrace/phase/reward_seconds": 1.5,
+        "rltrace/memory/actor.params_peak_gib": 2.0,
+    }

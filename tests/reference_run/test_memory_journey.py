@@ -1,0 +1,117 @@
+"""The memory journey on a laptop, made once: v0 has no room where predicted, and each idea gives what it promises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from rltrace_reference.run_figures import Figures
+
+LAPTOP = Path(__file__).parents[2] / "examples" / "memory_journey" / "laptop.yaml"
+MIB = 1 << 20
+
+pytestmark = pytest.mark.run
+
+
+def journey(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rltrace_reference.journey", str(LAPTOP), "--out", str(folder / "journey"), *words]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the command has run; two variants first, then the others."""
+    folder = tmp_path_factory.mktemp("journey")
+    done = journey(folder, "--only", "v0_naive", "v3_staged", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stderr.splitlines() if line.endswith("running")] == [
+        "v0_naive",
+        "v3_staged",
+    ]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def variants(folder: Path) -> dict[str, Figures]:
+    """All variants by name."""
+    done = journey(folder, "--json", "--picture", str(folder / "journey.png"))
+    assert done.returncode == 0, done.stderr
+    running = [line.split(":")[0] for line in done.stderr.splitlines() if line.endswith("running")]
+    assert running == ["v1_relaunch", "v2_sleep"], "what has ended is not run again"
+    return {variant.name: variant for variant in msgspec.json.decode(done.stdout, type=list[Figures])}
+
+
+def test_v0_fails_where_predicted(variants: dict[str, Figures]) -> None:
+    """v0 runs out of memory in the phase that shapes foretold, and the report says who held it."""
+    naive = variants["v0_naive"]
+    assert naive.predicted_phase == naive.failed_phase == "actor.update"
+    failure = naive.failure
+    assert failure is not None and failure.moment is not None
+    assert failure.process == "rank 0 worker"
+    assert failure.bound is not None and failure.bound.startswith("RLIMIT_DATA of ")
+    assert failure.moment.held["rollout.kv_cache"] == 320 * MIB
+    assert failure.moment.held["actor.grads"] > 90 * MIB
+    assert any("let the engine sleep" in change for change in failure.changes)
+
+
+def test_the_others_fit_as_predicted(variants: dict[str, Figures]) -> None:
+    """The other variants stay below the limit, and learn."""
+    for variant in list(variants.values())[1:]:
+        assert (variant.predicted_phase, variant.failed_phase, variant.error) == (None, None, "")
+        assert max(moment.held_bytes for moment in variant.phases) == variant.peak_bytes <= variant.limit_bytes
+        assert len(variant.rollouts) == 2
+        assert variant.log_probs_off is not None and variant.log_probs_off < 0.1
+
+
+def test_only_a_relaunch_changes_addresses(variants: dict[str, Figures]) -> None:
+    """Asleep and awake again, weights and KV cache are where they were; a new engine is a new process."""
+    assert {name: (variant.engines, variant.places) for name, variant in variants.items()} == {
+        "v0_naive": (1, 1),
+        "v1_relaunch": (2, 2),
+        "v2_sleep": (1, 1),
+        "v3_staged": (1, 1),
+    }
+
+
+def held(variant: Figures, phase: str, owner: str) -> int:
+    return next(moment.held.get(owner, 0) for moment in variant.phases if moment.phase == phase)
+
+
+def test_who_is_there_in_each_phase(variants: dict[str, Figures]) -> None:
+    """The KV cache is there during the sync in v2 and not in v3; where it is used, the actor is away in both."""
+    sleeps, staged = variants["v2_sleep"], variants["v3_staged"]
+    assert held(sleeps, "weight_sync", "rollout.kv_cache") == 320 * MIB
+    assert held(staged, "weight_sync", "rollout.kv_cache") == 0
+    for variant in (variants["v1_relaunch"], sleeps, staged):
+        assert held(variant, "rollout.generate", "rollout.kv_cache") == 320 * MIB
+        assert held(variant, "rollout.generate", "actor.params") == 0
+        assert held(variant, "actor.update", "rollout.kv_cache") == 0
+        assert held(variant, "actor.update", "actor.params") > 90 * MIB
+
+
+def test_each_leaves_more_for_the_kv_cache(variants: dict[str, Figures]) -> None:
+    """v2 leaves what the actor's parameters need less than v3; v0 leaves least."""
+    room = {name: variant.kv_room_bytes or 0 for name, variant in variants.items()}
+    assert room["v0_naive"] < room["v2_sleep"] - 60 * MIB
+    assert room["v2_sleep"] < room["v3_staged"] - 60 * MIB
+
+
+def test_a_relaunch_loses_most_time(variants: dict[str, Figures]) -> None:
+    """Relaunching the engine loses most of a step; sleeping does not."""
+    lost = {name: variant.switch_seconds or 0.0 for name, variant in variants.items()}
+    assert lost["v1_relaunch"] > 2 * max(lost["v2_sleep"], lost["v3_staged"]) > 0
+
+
+def test_the_picture_is_drawn(variants: dict[str, Figures], folder: Path) -> None:
+    assert (folder / "journey.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_table_from_what_is_there(variants: dict[str, Figures], folder: Path) -> None:
+    """The table needs no run, and says what the reference run has not."""
+    done = journey(folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [line for line in done.stdout.splitlines() if line.startswith("predicted")]
+    assert len(rows) == 1 and "unrun" in rows[0]

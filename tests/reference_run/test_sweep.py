@@ -1,0 +1,79 @@
+"""A sweep runs what can fit, skips what cannot, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference_runs as runs
+from rltrace_reference import sweep
+
+MIB = 1 << 20
+
+
+@pytest.mark.run
+def test_values_that_cannot_fit_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A value that cannot fit is not run; one that was stopped is run again, one that has ended is not."""
+    file = runs.write_config(tmp_path, **runs.TINY, ranks=1, steps=1, memory_limit_megabytes=160)
+    left = tmp_path / "sweep" / "rollout.kv_cache_megabytes=64"
+    left.mkdir(parents=True)
+    (left / "manifest.json").write_text("{}")  # of a run that was stopped
+    command = [str(file), "--over", "rollout.kv_cache_megabytes=64:320:256", "--out", str(tmp_path / "sweep")]
+    picture = tmp_path / "sweep.svg"
+    assert sweep.main([*command, "--json", "--picture", str(picture)]) == 0
+    said = capsys.readouterr()
+    assert said.err == "rollout.kv_cache_megabytes=64: running\n"
+    ran, skipped = json.loads(said.out)["points"]
+    assert (ran["value"], ran["skipped"], ran["figures"]["failed_phase"]) == (64, "", None)
+    assert 64 * MIB < ran["figures"]["peak_bytes"] < 160 * MIB
+    assert (skipped["value"], skipped["figures"]) == (320, None)
+    assert skipped["skipped"] == "no room in rollout.generate"
+    assert "<svg" in picture.read_text()
+
+    assert sweep.main(command) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert [line.split()[0] for line in said.out.splitlines()] == ["rollout.kv_cache_megabytes", "64", "320"]
+    file.write_text(file.read_text().replace("seed: 0", "seed: 1"))
+    assert sweep.main(command) == 2
+    assert "is another configuration than this one; name another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("over", "values"),
+    [
+        ("rollout.gpu_memory_utilization=0.2:0.6:0.05", [0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6]),
+        ("actor.micro_batch=8:20:8", [8, 16]),
+        ("rollout.wake_up=all,staged", ["all", "staged"]),
+        ("actor.offload=true,false", [True, False]),
+    ],
+)
+def test_values_as_written(over: str, values: list[Any]) -> None:
+    """Ranges include their end, without rounding errors; lists hold what YAML reads."""
+    assert sweep.parse(over) == (over.partition("=")[0], values)
+
+
+@pytest.mark.parametrize(
+    ("over", "expected"),
+    [
+        ("rollout.n", "has no KEY=VALUES"),
+        ("=1,2", "has no KEY=VALUES"),
+        ("rollout.n=1:x:2", "is no START:STOP:STEP of numbers"),
+        ("rollout.n=2:8", "is no START:STOP:STEP of numbers"),
+        ("rollout.n=8:2:1", "give a STEP above 0, upwards"),
+        ("rollout.n=2:8:0", "give a STEP above 0, upwards"),
+        ("rollout.n=nan:8:1", "is no START:STOP:STEP of numbers"),
+        ("rollout.n=2:9999:1", "has 65 values; give 1 to 64"),
+        ("rollout.nn=2,3", "rollout.nn: unknown key; use one of: n, max_tokens"),
+        ("rollout.n=1,2", "rollout.n: Expected `int` >= 2, found 1"),
+        ("steps.more=2", "steps: Expected `int`, got `object`"),
+    ],
+)
+def test_bad_values_are_one_line(over: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A key or a value that is none is one line, before anything runs."""
+    assert sweep.main([str(runs.LAPTOP), "--over", over, "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert expected in said
+    assert said.count("\n") == 1

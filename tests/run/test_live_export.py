@@ -1,0 +1,196 @@
+"""A run is sent to a collector while it goes on, whatever the collector does, and the run does not notice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import pytest
+from otlp_server import Collector, Received, grpc_collector, http_collector
+from recordings import Written, span
+from rltrace_exporters.otlp.exporter import Otlp
+from rltrace_exporters.otlp.live import LiveOtlp
+from traced_runs import traced_environment
+
+from rltrace.events import COLLECTION, STEP, Span
+from rltrace.read.recording import Recording
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "two_processes.py"
+STEPS, CALLS, CALL_SECONDS = 2, 10_000, 0.9
+SECRET = "sesame-open"
+GRPC = {"OTEL_EXPORTER_OTLP_TIMEOUT": "1", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+
+
+class Run(NamedTuple):
+    """A traced program, and what a collector had received when it was over."""
+
+    recording: Recording
+    collector: Collector
+    spans: list[Received]
+    err: str
+    commands: list[str]
+    """Command lines of what ran beside it."""
+
+    def named(self, name: str) -> list[Received]:
+        return [span for span in self.spans if span.attributes.get("rltrace.name") == name]
+
+
+def start(folder: Path, url: str, steps: int, calls: int, seconds: float, **variables: str) -> subprocess.Popen[str]:
+    """Start the program under `rltrace exec --otlp`."""
+    options = ["--out", str(folder), "--sample", "0", "--otlp", *([url] if url else [])]
+    program = [sys.executable, str(PROGRAM), str(steps), str(calls), str(seconds)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "rltrace", "exec", *options, "--", *program],
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def commands_beside(process: subprocess.Popen[str], module: str) -> list[str]:
+    """Return the command lines of a process's children that run a module of ours, once there are any."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while process.poll() is None:
+        lines = [Path(f"/proc/{child}/cmdline").read_bytes().decode() for child in children.read_text().split()]
+        if found := [line.replace("\0", " ") for line in lines if module in line]:
+            return found
+        time.sleep(0.02)
+    return []
+
+
+def until(is_so: object, seconds: float = 30.0) -> None:
+    """Wait for something that happens elsewhere."""
+    end = time.monotonic() + seconds
+    while not is_so():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def step_numbers(collector: Collector) -> list[int]:
+    return sorted(one.attributes["rltrace.step"] for one in collector.spans if one.name == STEP)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Ten thousand spans a second, with a password in the URL and a header."""
+    folder = tmp_path_factory.mktemp("live") / "run"
+    with http_collector(Collector()) as collector:
+        url = collector.url.replace("://", f"://user:{SECRET}@")
+        headers = f"x-api-key={SECRET}"
+        process = start(folder, url, STEPS, CALLS, CALL_SECONDS, OTEL_EXPORTER_OTLP_HEADERS=headers)
+        commands = commands_beside(process, "live_export")
+        _, err = process.communicate()
+        yield Run(Recording.open(folder), collector, collector.spans, err, commands)
+
+
+def recorded(recording: Recording) -> Iterator[tuple[str, Span]]:
+    """Every span but garbage collections, which are never sent."""
+    for process in recording.processes:
+        spans = (event for event in process.events() if isinstance(event, Span))
+        yield from ((process.key, one) for one in spans if one.name != COLLECTION)
+
+
+def test_ten_thousand_spans_a_second(live: Run) -> None:
+    """All arrive, once each, although they are recorded at that rate."""
+    worker = [event for _, event in recorded(live.recording) if event.name == "actor.update"]
+    assert max(CALLS / one.seconds for one in worker) > 8_000  # on a machine that does other things too
+    wanted = Counter((key, one.name, one.args.get("number")) for key, one in recorded(live.recording))
+    arrived = Counter(
+        (one.resource["service.instance.id"], one.attributes["rltrace.name"], one.attributes.get("rltrace.number"))
+        for one in live.spans
+        if one.name != "run"
+    )
+    assert arrived == wanted and sum(wanted.values()) > STEPS * CALLS
+    assert f"{len(live.spans):,} spans of {STEPS} steps were sent" in live.err
+
+
+def test_what_was_sent_live_is_what_is_exported(live: Run) -> None:
+    """Ids, parents, links and attributes are equal, and times to the microsecond: a later export doubles nothing."""
+    with http_collector(Collector()) as collector:
+        Otlp().send(live.recording, collector.url)
+        exported = {one.span_id: one for one in collector.spans}
+    assert {one.span_id for one in live.spans} == exported.keys()
+    for one in live.spans:
+        other = exported[one.span_id]
+        assert abs(one.start_ns - other.start_ns) < 1_000 and abs(one.end_ns - other.end_ns) < 1_000
+        unlike = {"start_ns": 0, "end_ns": 0, "events": []}
+        assert one._replace(**unlike) == other._replace(**unlike)
+        assert [event[0] for event in one.events] == [event[0] for event in other.events]
+
+
+def test_arrows_errors_and_deaths(live: Run) -> None:
+    """An order is linked with what it began in the other process; an error has its message; a phase in which a
+    process was killed is sent too."""
+    by_id = {one.span_id: one for one in live.spans}
+    calls = live.named("worker.call")
+    senders = [by_id[span_id] for one in calls for _, span_id in one.links]
+    assert [sender.attributes["rltrace.name"] for sender in senders] == ["order"] * STEPS
+    assert all(sender.trace_id == one.trace_id for sender, one in zip(senders, calls, strict=True))
+    assert {one.status_message for one in live.named("reward")} == {"ValueError: no answer"}
+    (died,) = live.named("ref.log_prob")
+    assert (died.status, died.attributes["rltrace.open"]) == (2, True)
+    assert died.status_message == "its process was killed by signal 9"
+
+
+def test_secrets_are_kept(live: Run) -> None:
+    """They reach the collector; they are in no file of the Recording, no command line and no message."""
+    assert {headers["x-api-key"] for headers in live.collector.headers} == {SECRET}
+    assert all(headers["authorization"].startswith("Basic ") for headers in live.collector.headers)
+    assert live.commands
+    files = [file.read_bytes() for file in live.recording.folder.rglob("*") if file.is_file()]
+    assert SECRET.encode() not in b"".join(files)
+    assert SECRET not in live.err + "".join(live.commands)
+
+
+def test_a_collector_that_dies_and_comes_back_slow(tmp_path: Path) -> None:
+    """It is killed after the first step and comes back for the last ones, slowly: every step arrives, each once."""
+    collector = Collector()
+    with grpc_collector(collector):
+        url = collector.url
+        process = start(tmp_path / "run", url, 6, 500, 0.6, **GRPC)
+        until(lambda: step_numbers(collector))
+        assert process.poll() is None
+    time.sleep(1.5)
+    collector.delay_s = 0.3
+    with grpc_collector(collector, int(url.rpartition(":")[2])):
+        _, err = process.communicate()
+    assert step_numbers(collector) == [0, 1, 2, 3, 4, 5]
+    assert Counter(one.span_id for one in collector.spans).most_common(1)[0][1] == 1
+    assert "spans of 6 steps were sent" in err and "were not" not in err
+    recording = Recording.open(tmp_path / "run")
+    assert len(collector.spans) == 1 + sum(1 for _ in recorded(recording))
+
+
+def test_a_collector_that_refuses(tmp_path: Path) -> None:
+    """The line says why."""
+    written = Written(tmp_path / "run").process("driver-1-0", span(STEP, 0, 5, step=0), role="driver", ended_s=6)
+    with http_collector(Collector()) as collector:
+        collector.refusal = (400, grpc.StatusCode.INVALID_ARGUMENT)
+        export = LiveOtlp(written.read(), collector.url)
+        export.poll()
+        delivery = export.finish(0.3)
+    assert not delivery.is_all
+    assert "0 spans of 1 steps were sent, 2 were not: Failed to export" in str(delivery) and "400" in str(delivery)
+
+
+def test_beside_a_program_that_records_itself(tmp_path: Path) -> None:
+    """`python -m rltrace.otlp` waits for the Recording, sends it, and ends with the run."""
+    folder = tmp_path / "run"
+    with http_collector(Collector()) as collector:
+        words = [sys.executable, "-m", "rltrace.otlp", str(folder), "--otlp", collector.url]
+        beside = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        program = [sys.executable, str(PROGRAM), "2", "100", "0.2"]
+        subprocess.run(program, env=traced_environment(folder), check=True, capture_output=True)
+        _, err = beside.communicate()
+    assert beside.returncode == 0
+    assert step_numbers(collector) == [0, 1]
+    assert err.splitlines()[0] == f"rltrace: sending {folder} to {collector.url} (http/protobuf)"
+    assert "spans of 2 steps were sent" in err.splitlines()[1]
