@@ -49,8 +49,8 @@ def made_by(hooks: Iterable[HookFigures]) -> frozenset[str]:
 
 
 def is_not_needed(hook: HookFigures, made: frozenset[str]) -> bool:
-    """Return whether a hook never fired and no span is missing: another one made its spans, or it makes none."""
-    return hook.never_fired and made.issuperset(hook.emits)
+    """Return whether a hook never fired because another one made its spans: a framework has several ways to one."""
+    return hook.never_fired and bool(hook.emits) and made.issuperset(hook.emits)
 
 
 def hooks(seen: Observations) -> list[HookFigures]:

@@ -160,8 +160,8 @@ def _add_hooks(table: Figures, hooks: Sequence[HookFigures], made: frozenset[str
                 f"  {figures.count(len(silent), 'hook')}", "0", "", "", Text("imported, nothing fired", "dim")
             )
     for hook in listed:
-        why = "another hook made its spans" if hook.emits else "it makes no span"
-        remark = Text(f"not needed: {why}", "dim") if is_not_needed(hook, made) else _remark(hook)
+        is_another_way = is_not_needed(hook, made)
+        remark = Text("not needed: another hook made its spans", "dim") if is_another_way else _remark(hook)
         table.add_row(f"  {_target(hook)}", f"{hook.fired:,}", *_seconds(hook), remark)
     waiting = sum(hook.state == "waiting" for hook in hooks)
     if waiting:
