@@ -116,6 +116,8 @@ def rows() -> Iterator[Row]:
             continue
         hooks = NamedHooks()
         instrumentation().install(hooks)
+        if not hooks.hooks:  # it is off unless somebody asks for it
+            continue
         supports.setdefault(framework, []).append(instrumentation.supports[0].removeprefix(framework).strip())
         emits.setdefault(framework, set()).update(hooks.emits())
     for framework, found in emits.items():

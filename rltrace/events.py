@@ -193,9 +193,6 @@ MEMORY_MOVES = frozenset({SLEEP, *WAKE_UPS, MAP, UNMAP})
 OUT_OF_MEMORY = "memory.out_of_memory"
 """A process of a device asked for more memory than there was; its arguments say how much."""
 
-OPENTELEMETRY = "otel."
-"""Prefix of a span that the program made through the OpenTelemetry API: `otel.llm_request` is its `llm_request`."""
-
 DEVICE_TIME = "gpu."
 """Prefix of a span that was timed on a GPU's stream: `gpu.fsdp.forward` is what `fsdp.forward` launched."""
 GPU_TIME = "GPU time"
@@ -298,9 +295,12 @@ def not_applicable(device_type: str, ranks: int, *, draws: bool = False) -> dict
 REWARD_MODELS = ("ForSequenceClassification", "Reward")
 """A class of models that score has one of these in its name."""
 
-CALLS_BY_CHOICE = ("model.", "dist.", "ddp.")
-"""Beginnings of the names of calls into libraries, which a program makes or does without: nobody misses those that it
-never makes."""
+OPENTELEMETRY = "otel."
+"""Prefix of a span that the program made through the OpenTelemetry API: `otel.llm_request` is its `llm_request`."""
+
+CALLS_BY_CHOICE = ("model.", "dist.", "ddp.", "actor.offload", "actor.onload", "engine.end", OPENTELEMETRY)
+"""Beginnings of the names of calls, most of them into libraries, that a program makes or does without: nobody misses
+those that it never makes."""
 
 UNATTRIBUTED = "unattributed"
 """The owner of what nobody has named."""

@@ -35,6 +35,7 @@ INSTRUMENTATIONS = {
     "python_gc": "rltrace.instrument.python_gc:PythonGc",
     "vllm": "rltrace.instrument.vllm.engine:Vllm",
     "vllm_calls": "rltrace.instrument.vllm.calls:VllmCalls",
+    "vllm_context": "rltrace.instrument.opentelemetry.vllm_requests:VllmContext",
     "vllm_allocations": "rltrace.instrument.vllm.allocations:VllmAllocations",
     "sglang": "rltrace.instrument.sglang.scheduler:Sglang",
     "sglang_calls": "rltrace.instrument.sglang.calls:SglangCalls",

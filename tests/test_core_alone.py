@@ -95,6 +95,8 @@ def test_the_timeline_is_served(core: Recorded) -> None:
         (("sql", "select 1"), "duckdb", "sql"),
         (("export", "--to", "parquet"), "pyarrow", "sql"),
         (("export", "--to", "memory", VERL, "-o", "memory.png"), "matplotlib", "pictures"),
+        (("export", "--to", "otlp"), "opentelemetry", "otel"),
+        (("export", "--to", "prometheus"), "prometheus_client", "metrics"),
         (("run", VERL.parents[1] / "laptop.yaml"), "torch", "run"),
     ],
 )  # fmt: skip

@@ -109,9 +109,15 @@ def limit_bytes(config: Config) -> int | None:
 
 
 def merged(common: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration with changes; a section's keys are changed one by one."""
+    """Return a configuration with changes; a section's keys are changed one by one.
+
+    Raises:
+        ConfigError: something is changed as a section that is none.
+    """
     values = dict(common)
     for key, value in changes.items():
+        if isinstance(value, dict) and not isinstance(values.get(key, {}), dict):
+            raise ConfigError(f"{key}: is {values[key]!r}, which has no keys; name a key such as rollout.n")
         values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
     return values
 

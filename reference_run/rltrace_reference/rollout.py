@@ -133,13 +133,14 @@ class Rollout:
             code = process.wait()
             if process is self._retired:
                 self._launched.wait()
-            elif process is self.process:
+            if process is self.process:
                 break
         how = process_exit.in_words(code)
         return f"engine of rank {self.rank} (pid {self.process.pid}) died: {how}"
 
     def close(self) -> None:
         """End the engine process."""
+        self._launched.set()  # whoever waits for the next one waits in vain
         _end(self.process, self.channel)
 
     def _call(self, name: str, **arguments: Any) -> Any:

@@ -14,11 +14,9 @@ from rltrace_reference.recorded_run import Ending, RecordedRun
 KV_CACHE, INTERPRETER = "rollout.kv_cache", "interpreter"
 SWITCHES = frozenset(
     {"rollout.wake_weights", "weight_sync", "rollout.wake_kv_cache", "rollout.sleep", "allocator.empty_cache"}
-    | {"engine.end"}
+    | {"actor.offload", "actor.onload", "engine.end"}
 )
 """Spans of a worker that neither generate nor train."""
-MOVES = frozenset({"offload.d2h", "offload.h2d"})
-"""The same, where the actor moves; FSDP2's own copies of the ref have these names too."""
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -199,7 +197,7 @@ def _lost_seconds(spans: list[tuple[str, Span]], step: int) -> float:
     lost: list[tuple[int, int]] = [
         (max(span.start_ns, window.start_ns), min(span.end_ns or 0, window.end_ns or 0))
         for role, span in spans
-        if role == "worker" and (span.name in SWITCHES or (span.name in MOVES and span.args.get("what") == "actor"))
+        if role == "worker" and span.name in SWITCHES
     ]
     total_ns = until_ns = 0
     for start_ns, end_ns in sorted(lost):

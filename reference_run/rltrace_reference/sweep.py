@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
@@ -19,14 +17,12 @@ from rich.table import Table
 from rltrace.errors import ConfigError, RltraceError
 from rltrace_reference.__main__ import checked
 from rltrace_reference.config import Config
-from rltrace_reference.journey.prediction import first_without_room, predict
 from rltrace_reference.journey.table import size
+from rltrace_reference.prediction import foretell
 from rltrace_reference.recorded_run import RecordedRun, limit_bytes, merged, read_values
 from rltrace_reference.run_figures import Figures, read
 
 MOST_VALUES = 64
-NO_ROOM = ("does not fit", "the engine refuses to start")
-"""Verdicts of `rltrace plan` about runs that are not worth starting."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -131,32 +127,9 @@ def _point(run: RecordedRun, value: Any, config: Config, force: bool) -> Point:
 
 
 def cannot_fit(file: Path, config: Config) -> str:
-    """Ask plan whether a run can fit; return why not, or nothing.
-
-    `rltrace plan` plans GPUs. On a CPU the bytes that follow from shapes are held against the run's own limit.
-    """
-    if config.device == "cuda":
-        verdict = _verdict_of_plan(file, limit_bytes(config) or 0)
-        return f"plan: {verdict}" if verdict in NO_ROOM else ""
-    limit = config.memory_limit_bytes
-    phase = None if limit is None else first_without_room(predict(config, limit), limit)
-    return f"no room in {phase}" if phase is not None else ""
-
-
-def _verdict_of_plan(file: Path, size_bytes: int) -> str:
-    """Return what `rltrace plan` says; empty if it cannot plan this run."""
-    command = [
-        sys.executable,
-        "-m",
-        "rltrace",
-        "plan",
-        str(file),
-        "--json",
-        "--gpu",
-        f"{size_bytes / (1 << 30):.2f}GiB",
-    ]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    return str(json.loads(done.stdout)["verdict"]) if done.returncode == 0 else ""
+    """Return why a run cannot fit, or nothing if it may, or if there is no limit."""
+    limit = limit_bytes(config)
+    return "" if limit is None else foretell(file, config, limit).reason
 
 
 def show(key: str, points: list[Point], picture: Path | None, *, as_json: bool) -> None:
@@ -164,7 +137,7 @@ def show(key: str, points: list[Point], picture: Path | None, *, as_json: bool) 
     if as_json:
         print(msgspec.json.encode({"key": key, "points": points}).decode())
     else:
-        Console(width=max(120, Console().width)).print(table(key, points))
+        Console(width=max(150, Console().width)).print(table(key, points))
     if picture is not None:
         from rltrace_reference.sweep_picture import draw
 

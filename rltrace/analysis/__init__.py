@@ -21,7 +21,8 @@ Findings: `findings/` says what bounds a step (`why`). `checks.py` judges a run 
 reads them, `measures.py` has the figures that they are about, `noise.py` tells a change of steps from chance, and
 `series.py` has the steps one by one.
 
-Commands ask `figures.py`, which computes them once and keeps those of a large run.
+Commands ask `figures.py`, which computes them once and keeps those of a large run. `metrics.py` grows row by row
+instead, with a run that goes on.
 
 Other commands: `difference.py` and `finding_changes.py` (`diff`), `overhead.py`, `listing.py` (`ls`), `first_look.py`
 (`view`); `selected.py` and `step_times.py` are the part of a run that options choose.

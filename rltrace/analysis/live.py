@@ -35,7 +35,7 @@ from rltrace.events import (
     owner_of_counter,
     subjects,
 )
-from rltrace.read.columns import NO_TEXT, Columns
+from rltrace.read.columns import MISSING, NO_TEXT, Columns
 from rltrace.read.following import Follower, Losses, News
 from rltrace.read.recording import Process
 
@@ -58,8 +58,10 @@ ROLLOUT = "rollout.generate"
 SAMPLED_FREE = "gpu.free_bytes"
 
 
-_KEPT = PHASES | {STEP, ENGINE_STEP, MEMORY_EDGE}
-"""Names of spans that something is kept of, besides phases of the program's own and spans that an exception left."""
+_OTHER, _STEP, _ENGINE_STEP, _EDGE, _PHASE = range(5)
+_KINDS = {**dict.fromkeys(PHASES, _PHASE), STEP: _STEP, ENGINE_STEP: _ENGINE_STEP, MEMORY_EDGE: _EDGE}
+"""Spans that something is kept of by their names, besides phases of the program's own and spans that an exception
+left."""
 
 
 class LaneNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,8 +278,11 @@ class _Kept:
         """What a sampler sampled last."""
         self.last_phase: tuple[str, int] | None = None
         """The phase that ended last, and when."""
-        self.tokens: deque[tuple[int, int]] = deque()
+        self.tokens: dict[int, float] = {}
         """Tokens by second, of the engine's steps."""
+        self._kind_of: list[int] = []
+        """Of each of the process's texts, as a name of spans."""
+        self._texts: object = None
         self.engine: Span | None = None
         """The engine's last step."""
         self.steps: deque[Span] = deque(maxlen=MOST_STEPS)
@@ -293,8 +298,10 @@ class _Kept:
         self.losses, self.has_changed = news.losses, True
         columns = news.columns
         self._sample(columns)
-        for span in columns.spans(self._told_of(columns)):
-            self._span(span)
+        if len(columns):
+            self.last_ns = max(self.last_ns, int(columns.end_ns.max()))
+            for span in columns.spans(self._told_of(columns)):
+                self._span(span)
 
     def look(self, open_spans: list[Span]) -> None:
         self.open, self.has_changed = open_spans, False
@@ -323,19 +330,25 @@ class _Kept:
                     kept.append((int(samples.ts_ns[row]), float(samples.value[row])))
 
     def _told_of(self, columns: Columns) -> NDArray[np.intp]:
-        """Return the rows of spans that something is kept of."""
-        if not len(columns):
-            return np.empty(0, np.intp)
-        self.last_ns = max(self.last_ns, int(columns.end_ns.max()))
-        is_kept = np.array([name in _KEPT for name in columns.texts])
-        arguments = columns.arguments
-        return np.flatnonzero(is_kept[columns.name] | arguments["phase"] | (arguments["error"] != NO_TEXT))
+        """Return the rows of spans that something is kept of: all steps and errors, and the last one of the others."""
+        if columns.texts is not self._texts:  # the decoder was made anew
+            self._kind_of, self._texts = [], columns.texts
+        for place in range(len(self._kind_of), len(columns.texts)):
+            self._kind_of.append(_KINDS.get(columns.texts[place], _OTHER))
+        kinds = np.array(self._kind_of, np.int8)[columns.name]
+        is_kept = (kinds == _STEP) | (columns.arguments["error"] != NO_TEXT)
+        engine_steps = np.flatnonzero(kinds == _ENGINE_STEP)
+        if len(engine_steps):
+            self._count_tokens(columns.end_ns[engine_steps], columns.arguments[TOKENS][engine_steps])
+        is_phase = (kinds == _PHASE) | columns.arguments["phase"]
+        for rows in (engine_steps, np.flatnonzero(kinds == _EDGE), np.flatnonzero(is_phase)):
+            is_kept[rows[-1:]] = True
+        return np.flatnonzero(is_kept)
 
     def _span(self, span: Span) -> None:
         end_ns = span.end_ns or span.start_ns
         if span.name == ENGINE_STEP:
             self.engine = span
-            self._count_tokens(span, end_ns)
         elif span.name == STEP:
             self.steps.append(span)
         elif span.name == MEMORY_EDGE:
@@ -345,16 +358,14 @@ class _Kept:
         if "error" in span.args:
             self._error(span, end_ns)
 
-    def _count_tokens(self, span: Span, end_ns: int) -> None:
-        tokens = span.args.get(TOKENS)
-        if not isinstance(tokens, int):
-            return
-        second = end_ns // 10**9
-        if self.tokens and self.tokens[-1][0] == second:
-            tokens += self.tokens.pop()[1]
-        self.tokens.append((second, tokens))
-        while self.tokens[0][0] < second - 2 * RATE_SECONDS:
-            self.tokens.popleft()
+    def _count_tokens(self, ends_ns: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        """Add the tokens of an engine's steps to those of their seconds."""
+        seconds, of = np.unique(ends_ns // 10**9, return_inverse=True)
+        many = np.bincount(of, np.where(tokens == MISSING, 0, tokens))
+        for second, tokens_then in zip(seconds.tolist(), many.tolist(), strict=True):
+            self.tokens[second] = self.tokens.get(second, 0.0) + tokens_then
+        newest = max(self.tokens)
+        self.tokens = {second: n for second, n in self.tokens.items() if second > newest - 2 * RATE_SECONDS}
 
     def _edge(self, args: Args) -> None:
         totals, free_bytes = args.get("totals"), args.get("free_bytes")
@@ -512,11 +523,11 @@ def _rollout(program: Sequence[_Kept]) -> RolloutNow | None:
     if not engines:
         return None
     goes_on = any(span.name == ROLLOUT for one in program for span in one.open)
-    tokens = 0
+    tokens = 0.0
     computing = []
     for one in engines:
         since = one.now_ns // 10**9 - RATE_SECONDS
-        tokens += sum(many for second, many in one.tokens if second >= since)
+        tokens += sum(many for second, many in one.tokens.items() if second >= since)
         last = one.engine
         is_recent = last is not None and one.seconds_since(last.end_ns or last.start_ns) < COMPUTING_SECONDS
         if last is not None and (is_recent or goes_on) and not one.is_over:

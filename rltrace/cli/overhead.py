@@ -19,7 +19,7 @@ from rltrace.cli.run import PACKAGE, checked, report
 from rltrace.cli.runs import LIMITS_OPTION, check_disabled, claim, in_shell, require_linux
 from rltrace.errors import RecordingError, RunError
 from rltrace.limits import Limits
-from rltrace.record import manifest
+from rltrace.record import redaction
 from rltrace.run.sampler import INTERVAL_SECONDS
 
 if TYPE_CHECKING:  # numpy is not loaded to show the help
@@ -123,7 +123,7 @@ def _write(folder: Path, config: str, arms: list[Arm]) -> None:
 
     measurement = Measurement(
         config=config,
-        command=manifest.redact_command(sys.orig_argv),
+        command=redaction.command(sys.orig_argv),
         host=socket.gethostname(),
         cores=len(os.sched_getaffinity(0)),
         created_unix_ns=time.time_ns(),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rltrace.cli.as_json import echo_json
+from rltrace.cli.completion import recordings
 from rltrace.cli.runs import LIMITS_OPTION, open_run
 from rltrace.errors import ConfigError, MissingExtraError
 from rltrace.limits import Limits
@@ -22,7 +23,7 @@ REFERENCE = "rltrace_reference"
 
 
 @click.command()
-@click.argument("words", nargs=-1, metavar="CONFIG|RUN [-- SETTINGS]")
+@click.argument("words", nargs=-1, metavar="CONFIG|RUN [-- SETTINGS]", shell_complete=recordings)
 @click.option("--gpu", metavar="NAME", help="The card: H100, H200, A100 ..., or its memory, such as 80GiB.")
 @click.option("--gpus", type=click.IntRange(1), help="Ranks, if the settings do not say.")
 @click.option("--model", metavar="PATH", help="Folder of a checkpoint on this machine, or its config.json.")

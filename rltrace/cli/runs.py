@@ -20,10 +20,10 @@ from rltrace.cli.completion import RUNS
 from rltrace.cli.echo import echo
 from rltrace.errors import RecordingError, RltraceError
 from rltrace.limits import LIMITS, NO_LIMITS, Limits
-from rltrace.read.selection import numbers
 from rltrace.record import allocation_steps, chosen_steps, cluster, disk_account, disk_budget, manifest, trackers
 from rltrace.record.announcement import complain
 from rltrace.record.lifecycle import default_folder
+from rltrace.record.step_numbers import numbers
 from rltrace.run.sampler import INTERVAL_SECONDS
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ _RECORD_STEPS = click.option(
     metavar="STEPS",
     default="",
     envvar=chosen_steps.STEPS_VARIABLE,
-    callback=checked(partial(_sound, chosen_steps.parse)),
+    callback=checked(partial(_sound, partial(numbers, has_periods=True))),
     help="Record only these steps in full, such as 100-110,every:50; of others, phases, memory and errors.",
 )
 _RECORD_RANKS = click.option(
@@ -85,7 +85,7 @@ _RECORD_RANKS = click.option(
     metavar="RANKS",
     default="",
     envvar=chosen_steps.RANKS_VARIABLE,
-    callback=checked(partial(_sound, partial(chosen_steps.parse, has_periods=False))),
+    callback=checked(partial(_sound, numbers)),
     help="Record only these ranks in full, such as 0,8-15.",
 )
 
@@ -117,13 +117,9 @@ def choose(record_steps: str, record_ranks: str) -> None:
             os.environ[variable] = text
 
 
-MOST_CHOSEN = 1000
-"""How many steps may be kept whole; the allocations of one are some hundred megabytes for a large model."""
-
-
 def _each(steps: str) -> str:
     """Return each step by itself, as every process of the run takes them from the environment."""
-    return ",".join(map(str, numbers(steps).each(MOST_CHOSEN))) if steps.strip() else ""
+    return ",".join(map(str, sorted(allocation_steps.parse(steps))))
 
 
 ALLOCATIONS_OPTION = click.option(

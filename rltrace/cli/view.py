@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,8 +19,14 @@ from rltrace.cli.echo import echo
 from rltrace.cli.export import load_exporter, what_opens, write_whole
 from rltrace.cli.runs import LIMITS_OPTION, open_run
 from rltrace.cli.selection import of_events
+from rltrace.errors import RltraceError
 from rltrace.limits import Limits
 from rltrace.read.selection import ALL, Numbers, Seconds, Selection
+from rltrace.record.announcement import complain
+
+if TYPE_CHECKING:
+    from rltrace.read.perfetto_ui import Command, Server
+    from rltrace.read.recording import Recording
 
 
 @click.command()
@@ -55,12 +63,11 @@ def view(
 ) -> None:
     """Show RUN's timeline in the browser.
 
-    The timeline begins with a steady step. Perfetto's UI is served from this machine: it needs no internet and contacts
-    no other host. Over SSH, the command that forwards the port is printed. Prometheus finds metrics of RUN at /metrics:
-    docs/prometheus.md. RUN is the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
+    The timeline begins with a steady step. Reload the page of a run that goes on to see it as it is then. Perfetto's UI
+    is served from this machine: it needs no internet and contacts no other host. Over SSH, the command that forwards
+    the port is printed. Prometheus finds metrics of RUN at /metrics: docs/prometheus.md. RUN is the folder of a
+    Recording or an archive of it, by default the newest in ./rltrace-runs.
     """
-    from rltrace.analysis.first_look import first_look
-    from rltrace.analysis.selected import selected
     from rltrace.read import perfetto_ui
     from rltrace.read.token_file import token_in
 
@@ -68,22 +75,20 @@ def view(
 
     whole = open_run(run, limits)
     asked = Selection(steps, ranks, time, depth)
-    recording = selected(whole, what_opens(whole) if asked == ALL else asked)
-
     ui = None if online else perfetto_ui.find_ui()
     with tempfile.TemporaryDirectory(prefix="rltrace-view-") as folder:
-        trace = Path(folder) / f"{recording.name}.pftrace"
-        write_whole(load_exporter("perfetto"), recording, trace, force=False)
+        trace = Path(folder) / f"{whole.name}.pftrace"
+        is_live = whole.is_live
+        commands, shown = _written(whole, asked, trace)
         if ui is None:
             server = perfetto_ui.serve_launcher(trace, port, host=host, token=token)
         else:
-            shown = first_look(recording) if asked == ALL else first_look(whole, asked)
-            commands = perfetto_ui.startup_commands(recording.processes)
             server = perfetto_ui.serve(trace, ui, port, commands, shown, host=host, token=token)
+        server.renew = partial(_renewed, server, whole, asked) if is_live else None
         with contextlib.suppress(ImportError):  # prometheus_client is an extra
             server.scrape = plugins.load("rltrace_exporters.prometheus_scrapes:Scrapes")(whole.path, limits)
         forward = perfetto_ui.port_forward(server, os.environ) if server.is_local else None
-        echo(f"{recording.path}: {server.url}")
+        echo(f"{whole.path}: {server.url}")
         if forward:
             echo(f"on your machine: {forward}")
         if not no_open and not forward:
@@ -92,6 +97,35 @@ def view(
         with contextlib.suppress(KeyboardInterrupt):
             echo("Ctrl-C ends.")
             server.serve_forever()
+
+
+def _written(whole: Recording, asked: Selection, trace: Path) -> tuple[list[Command], tuple[int, int] | None]:
+    """Write the trace, and return what the page does with it, and what it shows first."""
+    from rltrace.analysis.first_look import first_look
+    from rltrace.analysis.selected import selected
+    from rltrace.read import perfetto_ui
+
+    recording = selected(whole, what_opens(whole) if asked == ALL else asked)
+    write_whole(load_exporter("perfetto"), recording, trace, force=True)
+    shown = first_look(recording) if asked == ALL else first_look(whole, asked)
+    return perfetto_ui.startup_commands(recording.processes), shown
+
+
+def _renewed(server: Server, before: Recording, asked: Selection) -> str:
+    """Write the trace of a live run as it is now, and return its page; it was the last time if the run is over."""
+    from rltrace.read import perfetto_ui
+    from rltrace.read.recording import Recording
+
+    try:
+        whole = Recording.open(before.path, before.limits)
+        is_live = whole.is_live
+        page = perfetto_ui.page_of(*_written(whole, asked, server.trace))
+    except RltraceError as error:  # what was there before still is
+        complain(f"the page shows what it showed before: {error}")
+        return server.page
+    if not is_live:
+        server.renew = None
+    return page
 
 
 def _end_orderly() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,6 @@ import msgspec
 
 from rltrace.cli.completion import RUNS
 from rltrace.cli.echo import echo
-from rltrace.errors import RecordingError
 from rltrace.limits import Limits
 from rltrace.record import manifest
 
@@ -36,8 +36,11 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 1.0
 """How often there is a new picture, if that costs little."""
 
-MOST_BUSY = 0.2
+MOST_BUSY = 0.5
 """Share of one processor that reading and drawing may take; with more to read there are fewer pictures."""
+
+SELDOM_SECONDS = 30.0
+"""There is a picture at least this often, whatever it costs."""
 
 LOOK_SECONDS = 0.3
 """How often it is looked whether a run has begun."""
@@ -63,7 +66,7 @@ def watch(run: str | None, limits: Limits) -> Recording | None:
         The Recording, if it has ended; None if the user ended the view before.
 
     Raises:
-        RecordingError: there is no folder of that name, and none can be made; or it cannot be read.
+        RecordingError: it cannot be read.
     """
     from rltrace.analysis.live import Live
     from rltrace.cli.tables import console
@@ -71,8 +74,8 @@ def watch(run: str | None, limits: Limits) -> Recording | None:
 
     with contextlib.suppress(KeyboardInterrupt), _ends_orderly():
         recording = _begun(run, limits)
-        if recording.folder != recording.path:
-            raise RecordingError(f"{recording.path}: is an archive, which does not change; see it without --watch")
+        if recording.folder != recording.path:  # an archive does not change
+            return recording
         many = sum(1 for _ in (recording.folder / manifest.PROCESSES).glob("*/"))
         live = Live(Follower(recording, newest_segments=max(1, PAST_SEGMENTS // max(1, many))))
         wake = threading.Event()
@@ -95,12 +98,13 @@ def _follow(live: Live, finder: _Finder, show: Show, wake: threading.Event) -> N
     while True:
         began, began_cpu = time.monotonic(), time.process_time()
         live.poll()
+        if live.follower.is_over:
+            return
         now = live.now()
         finder.look(now)
         show(now, str(live.follower.recording.path), every_seconds, finder)
-        if live.follower.is_over:
-            return
-        every_seconds = max(EVERY_SECONDS, (time.process_time() - began_cpu) / MOST_BUSY)
+        needed_seconds = (time.process_time() - began_cpu) / MOST_BUSY
+        every_seconds = min(max(EVERY_SECONDS, needed_seconds), SELDOM_SECONDS)
         while (left := began + every_seconds - time.monotonic()) > 0:
             if wake.wait(left):  # the terminal has another size
                 wake.clear()
@@ -144,7 +148,7 @@ def _picture(console: Console, wake: threading.Event) -> Iterator[Show]:
     from rich.live import Live as Screen
 
     on = Screen(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-    with on, _when(signal.SIGWINCH, wake.set), _when(signal.SIGTSTP, lambda: _stop(on)):
+    with on, _when("SIGWINCH", wake.set), _when("SIGTSTP", lambda: _stop(on)):
         yield lambda *what: on.update(_drawn(*what, is_screen=True), refresh=True)
 
 
@@ -156,13 +160,15 @@ def _drawn(now: Now, path: str, every_seconds: float, finder: _Finder, *, is_scr
 
 
 @contextlib.contextmanager
-def _when(number: int, act: Callable[[], None]) -> Iterator[None]:
-    """Act at a signal."""
-    before = signal.signal(number, lambda *_: act())
+def _when(name: str, act: Callable[[], None]) -> Iterator[None]:
+    """Act at a signal, if this system has it."""
+    number = getattr(signal, name, None)
+    before = None if number is None else signal.signal(number, lambda *_: act())
     try:
         yield
     finally:
-        signal.signal(number, before)
+        if number is not None:
+            signal.signal(number, before)
 
 
 def _stop(screen: Any) -> None:
@@ -181,7 +187,8 @@ def _ends_orderly() -> Iterator[None]:
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:
@@ -238,10 +245,13 @@ class _Finder:
         command = [sys.executable, "-m", "rltrace", "why", "--json", str(self.recording.path)]
         self._out.seek(0)
         self._out.truncate()
-        with contextlib.suppress(OSError):
+        lowest = ["nice", "-n", "19"] if shutil.which("nice") else []
+        try:
             self._running = subprocess.Popen(
-                ["nice", "-n", "19", *command], stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.DEVNULL
+                [*lowest, *command], stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.DEVNULL
             )
+        except OSError as error:
+            self.why_not = f"`rltrace why` cannot be started: {error.strerror or error}"
 
     def _take(self, is_done: bool) -> None:
         from rltrace.analysis.findings import Why

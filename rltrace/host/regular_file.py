@@ -25,7 +25,7 @@ _KINDS = (
 )
 
 _FIRST_BYTES = 256
-_LARGEST_BYTES = 1 << 16
+_LARGEST_BYTES = 1 << 14
 """How much of a tail is read at first, where there is often nothing, and at most at a time."""
 
 _ZEROS = 64

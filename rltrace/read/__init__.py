@@ -12,7 +12,7 @@ and their events, streamed, on one time line (`alignment.py`). `from rltrace imp
 
 `gate.py` checks every field that was written, and `order.py` the times of a segment that has no checksum. `archive.py`
 opens a Recording that is one file, `ending.py` knows how its command ended, `command_line.py` takes a recorded command
-apart, and `perfetto_ui.py` serves a timeline to a browser.
+apart, and `perfetto_ui.py` serves a timeline to a browser, by a token that `token_file.py` keeps.
 
 To add a kind of record, or a field of a process, see `record/`, which says what to change here. The rule by which
 clocks are aligned is in `alignment.py`; `run/nodes.py` reads the clocks.

@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.events import Args, Counter, Span, is_of_bytes
+from rltrace.events import AUTOMATIC, Args, Counter, Span, is_of_bytes
 from rltrace.read import gate, native
 from rltrace.read.alignment import Alignment
 from rltrace.read.native import Argument, Decoder, UnsoundError
@@ -339,6 +339,8 @@ class _Decoding:
     def _learn(self) -> None:
         """Learn what there is to know of new texts."""
         known = len(self._place_of)
+        if self.decoder.many_texts == known:
+            return
         new = [self.texts.place(text) for text in self.decoder.texts()[known:]]
         self._place_of = np.append(self._place_of, np.array(new, np.int32))
         self._is_same = self._is_same and new == [*range(known, known + len(new))]
@@ -415,10 +417,27 @@ class Growing(_Decoding):
         return self._taken()
 
     def open(self) -> list[Span]:
-        """Return the spans that are open now, without their arrows, on the process's own clock."""
+        """Return the spans that are open now, on the process's own clock."""
         self.decoder.show_open()
         columns = self._taken(are_open=True)
         return [*columns.spans(np.arange(len(columns)))]
+
+    def resume(self, spans: Iterable[Span]) -> None:
+        """Begin where these spans are open, by when they began.
+
+        Raises:
+            UnsoundError: one of them has something that only the Python reader knows.
+        """
+        for span in spans:
+            mark = [AUTOMATIC] if span.is_automatic else []
+            records: list[list[Any]] = [[*mark, span.name, span.task, span.start_ns, span.args, True]]
+            for keys, direction in ((span.flows_out, "out"), (span.flows_in, "in")):
+                records += [[key, span.task, span.start_ns, direction, True] for key in keys]
+            try:
+                content = b"".join(map(msgpack.packb, records))
+            except (ValueError, TypeError, OverflowError):  # such as text that is none
+                raise UnsoundError from None
+            self.add(content, (0, gate.MOST_NS), span.thread)
 
     def finish(self) -> None:
         """Count the ends that lost their beginning; nothing may be added any more."""
@@ -427,7 +446,9 @@ class Growing(_Decoding):
 
     def is_full(self, most_early: int) -> bool:
         """Return whether it remembers so many texts, or early ends, that it is better made anew."""
-        return self.decoder.many_texts > self.MOST_TEXTS or self.decoder.many_early > most_early
+        return (
+            self.decoder.many_texts + self.decoder.many_keys > self.MOST_TEXTS or self.decoder.many_early > most_early
+        )
 
     @property
     def losses(self) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from typing import NamedTuple
 import msgpack
 import numpy as np
 
-from rltrace.events import AUTOMATIC, MARKED_SINCE, Counter, Span
+from rltrace.events import MARKED_SINCE, Counter, Span
 from rltrace.host import clock, regular_file
 from rltrace.host.clock import Domain
 from rltrace.read import alignment, engines, gate, order, removed, unmarked
@@ -85,7 +85,7 @@ class News:
         """The process. Its `name`, `role`, `rank`, `device`, `end_ns` and so on are what it has said so far."""
         self._found = found
         self.began = began
-        """Spans that began and are open now, without their arrows. When such a span ends, it is in `ended`, with the
+        """Spans that began and are open now. When such a span ends, it is in `ended`, with the
         same thread, task and `start_ns`. So a span that was short is in `ended` only."""
         self.losses = losses
         """What is missing of the process so far."""
@@ -304,7 +304,8 @@ class _Followed:
         cut = [*self._cut_by_pauses()] if is_last else []
         self.is_over = is_last
         news = self._news(found)
-        news.ended.extend(cut)
+        if cut:
+            news.ended.extend(cut)
         if news.is_new or news.began or cut or not news.is_empty or is_last or news.losses != self._given_losses:
             self._given_losses = news.losses
             yield news
@@ -368,7 +369,7 @@ class _Followed:
     def _bounds_ns(self) -> tuple[int, int]:
         """From when to when a record can have been written, by the process's own clock."""
         first_ns = int(self.process.identity.get("start_ns", 0)) - gate.SLACK_NS
-        is_own_clock = self.process.clock_domain == clock.own_domain()
+        is_own_clock = self.process.clock_domain == _own_clock()
         return max(0, first_ns), clock.now_ns() + gate.SLACK_NS if is_own_clock else gate.MOST_NS
 
     def _finish(self, name: str, tail: _SegmentTail, count: Callable[[int], None]) -> None:
@@ -505,11 +506,8 @@ class _Events:
         self._count(growing)
         self._growing, self._counted = Growing(self.process), (0, 0, 0)
         try:
-            for span in self.open:
-                mark = [AUTOMATIC] if span.is_automatic else []
-                record = [*mark, span.name, span.task, span.start_ns, span.args, True]
-                self._growing.add(msgpack.packb(record), (0, gate.MOST_NS), span.thread)
-        except (UnsoundError, ValueError, TypeError, OverflowError):  # such as text that is none
+            self._growing.resume(self.open)
+        except UnsoundError:
             self._go_on_in_python()
 
     def _go_on_in_python(self) -> None:
@@ -565,6 +563,9 @@ class _SegmentTail:
         self._crc32 = zlib.crc32(taken, self._crc32)
         self.at += whole
         return taken
+
+
+_own_clock = cache(clock.own_domain)
 
 
 def _listed(folder: Path, is_meant: Callable[[os.DirEntry[str]], bool]) -> dict[str, None]:

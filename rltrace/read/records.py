@@ -92,17 +92,18 @@ def whole_bytes(data: bytes) -> int:
     """Return how many bytes the whole records at the beginning of `data` take: the last may still be being written."""
     if data.endswith(_TRUE):
         return len(data)
-    unpacker = _unpacker(len(data) + 1, **_ODD_KEYS)
+    unpacker = _unpacker(len(data) + 1)
     unpacker.feed(data)
     size_bytes = 0
     try:
-        for record in unpacker:
-            if record.__class__ is not list or record[-1:] != [True]:
-                break
-            size_bytes = int(unpacker.tell())
-    except (ValueError, TypeError, msgpack.UnpackException):
-        pass
-    return size_bytes
+        while True:
+            unpacker.skip()
+            end = int(unpacker.tell())
+            if not data.endswith(_TRUE, 0, end):
+                return size_bytes
+            size_bytes = end
+    except (ValueError, TypeError, msgpack.UnpackException):  # there is no more, or it is damaged
+        return size_bytes
 
 
 def last_record(data: bytes) -> list[Any] | None:

@@ -1,4 +1,4 @@
-"""Which part of a run a reader is asked for: one grammar for `--steps`, `--ranks`, `--time` and `--depth`."""
+"""Which part of a run a reader is asked for: by `--steps`, `--ranks`, `--time` and `--depth`."""
 
 from __future__ import annotations
 
@@ -7,49 +7,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-FORM = "write 3, 100-110 or 1,5-7"
+from rltrace.record.step_numbers import FORM, Numbers, Range, numbers
+
+__all__ = ["ALL", "FORM", "Numbers", "Range", "Seconds", "Selection", "numbers", "seconds", "written"]
+
 FORM_OF_TIME = "write 10:20, 10: or :20, in seconds from the start of the run"
 
-_RANGE = re.compile(r"(?P<first>\d{1,18})(-(?P<last>\d{1,18}))?", re.ASCII)
 _SECONDS = re.compile(r"\d{1,12}(\.\d{1,9})?|\.\d{1,9}", re.ASCII)
-
-
-class Range(NamedTuple):
-    """Whole numbers from `first` to `last`, both included."""
-
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
-
-
-class Numbers(NamedTuple):
-    """Steps or ranks, as the user wrote them: `1,5-7`."""
-
-    ranges: tuple[Range, ...]
-
-    def has(self, number: int | None) -> bool:
-        """Return whether a number is among them."""
-        return number is not None and any(one.first <= number <= one.last for one in self.ranges)
-
-    def without_any(self, existing: Iterable[int]) -> Range | None:
-        """Return the first range that has none of the existing numbers; None if each range has one."""
-        known = set(existing)
-        return next((one for one in self.ranges if not any(one.first <= number <= one.last for number in known)), None)
-
-    def each(self, most: int) -> list[int]:
-        """Return every number, once.
-
-        Raises:
-            ValueError: there are more than `most`.
-        """
-        if sum(one.last - one.first + 1 for one in self.ranges) > most:
-            raise ValueError(f"{str(self)!r} names more than {most:,} numbers; name fewer")
-        return sorted({number for one in self.ranges for number in range(one.first, one.last + 1)})
-
-    def __str__(self) -> str:
-        return ",".join(map(str, self.ranges))
 
 
 class Seconds(NamedTuple):
@@ -75,15 +39,6 @@ class Selection(NamedTuple):
 ALL = Selection()
 
 
-def numbers(text: str) -> Numbers:
-    """Return the numbers that `3`, `100-110` or `1,5-7` names.
-
-    Raises:
-        ValueError: it has another form; the message says the right one.
-    """
-    return Numbers(tuple(_range(part.strip(), text) for part in text.split(",")))
-
-
 def seconds(text: str) -> Seconds:
     """Return the time window that `10:20`, `10:` or `:20` names.
 
@@ -102,18 +57,6 @@ def seconds(text: str) -> Seconds:
 def written(existing: Iterable[int]) -> str:
     """Return numbers in the same form, as short as possible: 0, 1, 2 and 7 are `0-2,7`."""
     return ",".join(map(str, _ranges(sorted(set(existing)))))
-
-
-def _range(part: str, text: str) -> Range:
-    found = _RANGE.fullmatch(part)
-    if found is None:
-        said = f"{part!r} in {text!r}" if part != text.strip() else f"{text!r}"
-        raise ValueError(f"{said} is neither a number nor a range; {FORM}")
-    first = int(found["first"])
-    last = first if found["last"] is None else int(found["last"])
-    if last < first:
-        raise ValueError(f"{part!r} runs backwards; {FORM}")
-    return Range(first, last)
 
 
 def _ranges(ordered: list[int]) -> Iterator[Range]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rltrace.host.interruption import own_failure
+from rltrace.record.step_numbers import numbers
 
 VARIABLE, KERNELS_VARIABLE = "RLTRACE_ALLOCATIONS", "RLTRACE_KERNELS"
 """Environment variables with the numbers of the steps whose allocations and kernels are kept, separated by commas."""
@@ -23,16 +24,17 @@ FILE = "chosen.jsonl"
 """File in a Recording, and in the folder that stands for it on another host: one line per begin and end of a step."""
 
 
+MOST = 1000
+"""How many steps may be kept whole; the allocations of one are some hundred megabytes for a large model."""
+
+
 def parse(text: str) -> frozenset[int]:
-    """Return the steps that `3` or `3,10` names; an empty text names none.
+    """Return the steps that `3` or `3,5-7` names; an empty text names none.
 
     Raises:
-        ValueError: it names something else.
+        ValueError: it names something else, or more than `MOST`.
     """
-    numbers = [number.strip() for number in text.split(",")] if text.strip() else []
-    if not all(number.isdecimal() for number in numbers):
-        raise ValueError(f"{text!r} is not a list of step numbers; write 3, or 3,10")
-    return frozenset(map(int, numbers))
+    return frozenset(numbers(text).each(MOST) if text.strip() else ())
 
 
 def say(folder: Path, step: int, process: str, *, is_over: bool) -> None:

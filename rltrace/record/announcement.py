@@ -12,7 +12,7 @@ from pathlib import Path
 from rltrace.host import regular_file
 from rltrace.host.control_characters import visible
 from rltrace.host.interruption import own_failure, suppress_own
-from rltrace.record import manifest
+from rltrace.record import manifest, redaction
 
 QUIET_VARIABLE = "RLTRACE_QUIET"
 """Environment variable that suppresses notices, which are no errors."""
@@ -27,7 +27,7 @@ def complain(message: str) -> None:
     """Print on stderr, in one line, what is wrong. Never raises."""
     if sys.stderr is None:  # `print` would take stdout instead
         return
-    line = f"rltrace: {visible(message)}\n"
+    line = f"rltrace: {visible(redaction.text(message))}\n"
     with suppress_own(Exception):  # a stderr that takes nothing
         try:
             number = sys.stderr.fileno()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from rltrace.events import (
     ALLOCATIONS_KEPT,
@@ -31,6 +31,7 @@ from rltrace.host.interruption import own_failure
 from rltrace.record import allocation_steps, spans
 from rltrace.record.allocation_steps import RunningSteps, step_number
 from rltrace.record.announcement import complain_once
+from rltrace.record.step_numbers import Numbers, numbers
 from rltrace.record.writer import Recorder
 
 STEPS_VARIABLE, RANKS_VARIABLE = "RLTRACE_RECORD_STEPS", "RLTRACE_RECORD_RANKS"
@@ -41,52 +42,12 @@ ALWAYS = frozenset({STEP, *PHASES, *MEMORY_MOVES, MEMORY_EDGE, OUT_OF_MEMORY, AL
 """Names of spans that are recorded in any step."""
 
 
-class Choice(NamedTuple):
-    """Numbers that are chosen."""
-
-    spans: tuple[tuple[int, int], ...]
-    """First and last of each."""
-    periods: tuple[int, ...]
-    """Multiples of these are chosen too."""
-
-    def has(self, number: int | None) -> bool:
-        """Return whether a number is chosen."""
-        if number is None:
-            return False
-        is_in = any(first <= number <= last for first, last in self.spans)
-        return is_in or any(number % period == 0 for period in self.periods)
-
-
-def parse(text: str, *, has_periods: bool = True) -> Choice:
-    """Return what `100-110,every:50` names.
-
-    Args:
-        text: Numbers, ranges, and for steps periods, separated by commas.
-        has_periods: Whether there are periods.
-
-    Raises:
-        ValueError: it names something else.
-    """
-    spans_, periods = [], []
-    for part in text.split(","):
-        word = part.strip()
-        first, dash, last = word.partition("-")
-        if has_periods and word.startswith("every:") and word[6:].isdecimal() and int(word[6:]) > 0:
-            periods.append(int(word[6:]))
-        elif first.isdecimal() and (last.isdecimal() if dash else True) and int(first) <= int(last or first):
-            spans_.append((int(first), int(last or first)))
-        else:
-            example = "100-110,every:50" if has_periods else "0,8-15"
-            raise ValueError(f"{text!r} names no {'steps' if has_periods else 'ranks'}; write {example}")
-    return Choice(tuple(spans_), tuple(periods))
-
-
-def _chosen(variable: str, *, has_periods: bool) -> Choice | None:
+def _chosen(variable: str, *, has_periods: bool) -> Numbers | None:
     text = os.environ.get(variable, "").strip()
     if not text:
         return None
     try:
-        return parse(text, has_periods=has_periods)
+        return numbers(text, has_periods=has_periods)
     except ValueError as error:
         complain_once(f"{variable} is ignored: {error}")
         return None
@@ -95,7 +56,7 @@ def _chosen(variable: str, *, has_periods: bool) -> Choice | None:
 class Follower:
     """Finds out whether this process is in a step that is recorded in full."""
 
-    def __init__(self, recorder: Recorder, steps: Choice | None, ranks: Choice | None) -> None:
+    def __init__(self, recorder: Recorder, steps: Numbers | None, ranks: Numbers | None) -> None:
         self._recorder = recorder
         self._steps, self._ranks = steps, ranks
         self._lock = threading.RLock()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rltrace.record import redaction
 from rltrace.record.encoding import text_of
-from rltrace.record.manifest import redact_text
 
 
 def error_args(error: BaseException) -> dict[str, Any]:
@@ -21,4 +21,4 @@ def message_of(error: object) -> dict[str, Any]:
     if error is None or any(hasattr(type(arg), "__dlpack__") for arg in getattr(error, "args", ())):
         return {}
     line = text_of(error).strip().partition("\n")[0].rstrip()
-    return {"error_message": redact_text(line)} if line else {}
+    return {"error_message": redaction.text(line)} if line else {}

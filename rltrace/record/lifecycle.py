@@ -13,7 +13,7 @@ from typing import Any
 
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure, suppress_own
-from rltrace.record import chosen_steps, cluster, manifest, spans
+from rltrace.record import chosen_steps, cluster, manifest, redaction, spans
 from rltrace.record.announcement import complain, say, say_once
 from rltrace.record.cluster import DIR_VARIABLE, HOOKS_VARIABLE, PARENT_VARIABLE
 from rltrace.record.process import process_key
@@ -142,7 +142,7 @@ def identify(**who: Any) -> None:
 def unavailable(what: str, reason: str) -> None:
     """Record why this process cannot measure something."""
     if (recorder := spans.current()) is not None:
-        recorder.append("unavailable", what=what, reason=reason)
+        recorder.append("unavailable", what=what, reason=redaction.text(reason))
 
 
 def pause() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import time
 import uuid
@@ -17,7 +16,7 @@ from rltrace.events import VERSION
 from rltrace.host import clock, regular_file
 from rltrace.host.interruption import own_failure
 from rltrace.host.mapped_file import require_size
-from rltrace.record import checksum
+from rltrace.record import checksum, redaction
 
 FILE = "manifest.json"
 PROCESSES = "processes"
@@ -32,27 +31,6 @@ VERSIONED = (
     "areal", "skyrl", "opentelemetry-api", "opentelemetry-sdk", "msgspec",
 )  # fmt: skip
 """Packages whose versions a reader needs to understand a run."""
-
-_SECRET = re.compile(
-    r"(?:^|[^a-z])(?:key|keys|apikey|token|secret|secrets|password|passwd|passphrase|pwd|credentials?|auth|authorization"
-    r"|cookie|dsn)$",
-    re.I,
-)
-_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_SECRET_VALUE = re.compile(
-    r"(?:^|[\s\"'=:])(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abpr]-|AKIA|eyJ)\w"
-    r"|://[^/@\s]*:[^/@\s]+@|\b[Bb]earer\s"
-)
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]+(?=@)")
-_SECRET_WORD = re.compile(
-    r"(?<![\w-])(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abpr]-|AKIA|eyJ)[^\s\"',;)}\]]+|\b(?<=[Bb]earer )\S+"
-)
-_NAMED_VALUE = re.compile(
-    r"""(?P<name>[\w.-]+)(?P<between>["']?\s*[=:]\s*["']?)(?P<value>(?:(?:Basic|Bearer|Digest|Token)\s+)?[^\s"',;)}\]]+)"""
-)
-_ALSO_PROSE = frozenset({"key", "keys", "token"})
-"""Before a colon these are words of a sentence, as in `unexpected key: loss`, and not names of secrets."""
-REDACTED = "[redacted]"
 
 
 def create(folder: Path, *, owner: str | None, command: list[str], config: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -80,7 +58,7 @@ def create(folder: Path, *, owner: str | None, command: list[str], config: Mappi
         "owner": owner,
         "owner_pid": os.getpid(),
         "owner_start_ticks": started_ticks(os.getpid()),
-        "command": redact_command(command),
+        "command": redaction.command(command),
         "config": _redact_config(config),
         "versions": installed_versions(),
     }
@@ -162,57 +140,11 @@ def installed_versions() -> dict[str, str]:
     return versions
 
 
-def redact(value: Any) -> Any:
-    """Return a copy of a configuration in which the values of keys such as `api_key` or `wandbToken` are replaced, at
-    any depth."""
-    if isinstance(value, Mapping):
-        return {str(k): REDACTED if is_secret(str(k)) and v is not None else redact(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [redact(item) for item in value]
-    if isinstance(value, str) and _SECRET_VALUE.search(value):
-        return REDACTED
-    return value
-
-
-def is_secret(name: str) -> bool:
-    """Return whether what is called so is a secret: `api_key`, `wandbToken`."""
-    return bool(_SECRET.search(_WORD_START.sub("_", name)))
-
-
-def redact_command(command: list[str]) -> list[str]:
-    """Return a command line in which the values of secret options are replaced: `--api-key X`, `trainer.token=X`,
-    `https://u:p@host`."""
-    words: list[str] = []
-    after_secret = False
-    for word in command:
-        name, equals, _ = word.partition("=")
-        if after_secret and not word.startswith("-"):
-            words.append(REDACTED)
-        elif equals and is_secret(name):
-            words.append(f"{name}={REDACTED}")
-        else:
-            words.append(redact(word))
-        after_secret = not equals and word.startswith("-") and is_secret(word)
-    return words
-
-
-def redact_text(text: str) -> str:
-    """Return a sentence without the secrets in it: `api_key=X`, `'token': 'X'`, `Authorization: Bearer X`, `sk-X`."""
-    without_names = _NAMED_VALUE.sub(_redacted_value, text)
-    return _SECRET_WORD.sub(REDACTED, _CREDENTIALS.sub(REDACTED, without_names))
-
-
-def _redacted_value(found: re.Match[str]) -> str:
-    name, between = found["name"], found["between"]
-    is_prose = between.strip() == ":" and name.lower() in _ALSO_PROSE
-    return f"{name}{between}{REDACTED}" if is_secret(name) and not is_prose else found[0]
-
-
 def _redact_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Redact a configuration; one that cannot be read (a missing value, a cycle) must not keep the run from being
     recorded."""
     try:
-        redacted = redact(config or {})
+        redacted = redaction.value(config or {})
         json.dumps(redacted, default=str)
         return dict(redacted)
     except own_failure() as error:

@@ -16,9 +16,9 @@ from typing import Any
 
 from rltrace.host import clock
 from rltrace.host.mapped_file import map_new_file, require_size
-from rltrace.record import checksum
+from rltrace.record import checksum, redaction
 from rltrace.record.encoding import text_of
-from rltrace.record.manifest import LINES, PROCESSES, host_name, redact_command, started_ticks, to_json
+from rltrace.record.manifest import LINES, PROCESSES, host_name, started_ticks, to_json
 
 COUNTS = "counts.u64"
 
@@ -196,7 +196,7 @@ def identity(start_ns: int) -> dict[str, Any]:
         "start_ticks": started_ticks(os.getpid()),
         **clock.domain(),
         **clock.anchor(),
-        "argv": redact_command(sys.orig_argv),
+        "argv": redaction.command(sys.orig_argv),
         "python": platform.python_version(),
     }
 

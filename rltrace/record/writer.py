@@ -14,7 +14,7 @@ from typing import Any
 
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
-from rltrace.record import checksum
+from rltrace.record import checksum, redaction
 from rltrace.record.announcement import complain, complain_once
 from rltrace.record.cluster import DIR_VARIABLE, PARENT_VARIABLE
 from rltrace.record.disk_account import Closed, DiskAccount, closed_in, on_disk
@@ -357,7 +357,7 @@ class Recorder:
             "instrumentation": instrumentation,
             "target": target,
             "state": state,
-            "reason": reason,
+            "reason": None if reason is None else redaction.text(reason),
             "emits": list(emits),
         }
         if known is None:

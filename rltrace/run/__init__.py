@@ -6,10 +6,10 @@ were doing (`sampler.py`, `host_usage.py`), which processes were not traced (`un
 of other hosts (`nodes.py`, `process_files.py`, `collection.py`). `group_watcher.py` tells the
 supervisor which signals went to the whole process group.
 
-`sampler.py`, `cluster_sidecar.py` and `live_export.py` run as processes of their own, so that no thread of a traced
-program waits for us. `sidecar.py` starts and ends such a process. `doctor.py` checks a command before its run: it asks
-the command's own interpreter with `probe.py`, finds out with `launchers.py` what the command starts in the end, and
-checks the place of the Recording with `storage.py`.
+`sampler.py`, `cluster_sidecar.py`, `live_export.py` and `step_totals.py` (for trackers) run as processes of their own,
+so that no thread of a traced program waits for us. `sidecar.py` starts and ends such a process. `doctor.py` checks a
+command before its run: it asks the command's own interpreter with `probe.py`, finds out with `launchers.py` what the
+command starts in the end, and checks the place of the Recording with `storage.py`.
 
 To add a figure of a host, sample it in `host_usage.py`; of a GPU, in `host/nvml.py`. Its name belongs in `SAMPLED` of
 `events.py`. `supervisor.py` sees who died and writes how; `analysis/processes.py` and `fates.py` judge it. To watch

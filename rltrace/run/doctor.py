@@ -26,7 +26,7 @@ from rltrace.events import Span
 from rltrace.hooks.environment import traced_environment
 from rltrace.read.command_line import PYTHON, python_options, words_of_program
 from rltrace.read.recording import Recording
-from rltrace.record import manifest
+from rltrace.record import manifest, redaction
 from rltrace.record.announcement import say
 from rltrace.record.cluster import DIR_VARIABLE, OFF_VARIABLE, is_off
 from rltrace.record.lifecycle import default_folder
@@ -139,7 +139,7 @@ def diagnosis(
     return Diagnosis(
         works=all(finding.state != "missing" for finding in findings),
         is_known=all(finding.state != "unknown" for finding in findings),
-        command=manifest.redact_command(list(command)),
+        command=redaction.command(list(command)),
         interpreter=python[0],
         findings=findings,
         hooks=hooks,

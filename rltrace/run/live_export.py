@@ -61,6 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     except RltraceError as error:
         complain(str(error))
         return error.exit_code
+    except Exception as error:  # the run goes on, and its Recording has everything
+        complain(f"nothing more is sent: {type(error).__name__}: {error}")
+        return 1
 
 
 def _export(recording: Recording, url: str, is_told: Callable[[float], bool], *, is_alone: bool) -> int:

@@ -34,11 +34,11 @@ from rltrace.host import clock
 from rltrace.host.parents import running_parent_of
 from rltrace.read import ending
 from rltrace.read.recording import Process
-from rltrace.record import allocation_steps, chosen_steps, cluster, disk_account
+from rltrace.record import allocation_steps, chosen_steps, cluster, disk_account, trackers
 from rltrace.record.announcement import complain
 from rltrace.record.manifest import LINES, PROCESSES
 from rltrace.record.process import append_exit
-from rltrace.run import live_export, sampler
+from rltrace.run import live_export, sampler, step_totals
 from rltrace.run.group_watcher import GroupWatcher
 from rltrace.run.sidecar import Sidecar
 from rltrace.run.untraced import ProcessTree
@@ -53,6 +53,8 @@ TERMINATE_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL."""
 COLLECT_SECONDS = 300.0
 """How long collecting what other hosts recorded may take."""
+TELL_SECONDS = 1.0
+"""How long the process that adds up steps may take to end."""
 SEND_SECONDS = live_export.FLUSH_SECONDS + 5.0
 """How long sending the rest to a collector may take."""
 LEAVE_SECONDS = 10.0
@@ -152,7 +154,8 @@ def supervise(
                 raise _not_run(command, again) from None
         sampling = tried(sampler.start, recording, sample_seconds) if sample_seconds else None
         sending = None if otlp is None else tried(live_export.start, recording, otlp)
-        return _Supervisor(pid, recording, is_our_run, sampling, group_watcher, tried, sending).wait()
+        telling = tried(step_totals.start, recording) if trackers.are_wanted(os.environ) else None
+        return _Supervisor(pid, recording, is_our_run, sampling, group_watcher, tried, sending, telling).wait()
 
 
 class _Tried:
@@ -260,6 +263,7 @@ class _Supervisor:
         group_watcher: GroupWatcher | None = None,
         tried: _Tried | None = None,
         sending: Sidecar | None = None,
+        telling: Sidecar | None = None,
     ) -> None:
         self.pid = pid
         self.recording = recording
@@ -268,6 +272,8 @@ class _Supervisor:
         self.sampling = sampling
         self.sending = sending
         """The sidecar that sends the Recording to a collector."""
+        self.telling = telling
+        """The sidecar that adds up steps for trackers."""
         self.collecting: Sidecar | None = None
         """The sidecar that reads the clocks of a cluster's nodes and collects from them, if the driver joined a
         cluster."""
@@ -277,7 +283,7 @@ class _Supervisor:
         self.group_watcher = group_watcher
         """None if there is none: then every signal that reaches us is forwarded."""
         self.tried = tried or _Tried()
-        beside = [ours.pid for ours in (group_watcher, sampling, sending) if ours is not None]
+        beside = [ours.pid for ours in (group_watcher, sampling, sending, telling) if ours is not None]
         self.tree = ProcessTree(os.getpid(), recording, apart=beside)
         self.exit_codes: dict[int, int] = {}
         """Exit codes of children and adopted orphans that are gone; a negative one is a signal."""
@@ -303,6 +309,7 @@ class _Supervisor:
         self.tried(self._finish, self.collecting, COLLECT_SECONDS)
         self.tried(self._finish, self.sampling, TERMINATE_SECONDS)
         self.tried(self._finish, self.keeping, TERMINATE_SECONDS)
+        self.tried(self._finish, self.telling, TELL_SECONDS)
         self.tried(self._dismiss_bystander)
         self.tried(self._clear, code == 0)
         self.tried(self.watch.close, self.exit_codes, code == 0)

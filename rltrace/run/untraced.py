@@ -16,8 +16,9 @@ from rltrace.hooks.startup.rltrace_startup import is_traced
 from rltrace.host.parents import parent_of, stack_of
 from rltrace.read.command_line import PYTHON, python_options, words_of_program
 from rltrace.read.recording import Recording
+from rltrace.record import redaction
 from rltrace.record.cluster import DIR_VARIABLE
-from rltrace.record.manifest import PROCESSES, UNTRACED, redact_command, to_json
+from rltrace.record.manifest import PROCESSES, UNTRACED, to_json
 from rltrace.record.process import COUNTS_BYTES
 
 LOOKS_OF_THE_YOUNG = 10
@@ -93,7 +94,7 @@ class ProcessTree:
         missed = {pid: (command, reason, True) for pid, (command, reason) in self._reasons.items()}
         found = {pid: (command, STANDARD_ONLY, False) for pid, command in self._bare.items()} | missed
         lines = [
-            to_json({"pid": pid, "command": redact_command(command), "reason": reason, "missed": is_missed}) + "\n"
+            to_json({"pid": pid, "command": redaction.command(command), "reason": reason, "missed": is_missed}) + "\n"
             for pid, (command, reason, is_missed) in sorted(found.items())
             if pid not in known
         ]

@@ -26,10 +26,13 @@ from rltrace.analysis.live import Live
 from rltrace.cli.tables.live import Heading, LiveScreen
 from rltrace.read.following import Follower
 from rltrace.read.recording import Recording
+from rltrace.read.records import whole_bytes
 
 STEP_SECONDS = 9.86
 """Of the real run."""
 SEGMENT_BYTES = 1 << 20
+LONGEST_BYTES = 4096
+"""A record is shorter."""
 
 
 class Growing:
@@ -65,15 +68,18 @@ class Growing:
             due = size_bytes * (part + 1) // parts - size_bytes * part // parts
             while due:
                 if at == len(content):
-                    segment = next(left)
+                    segment = next(left, None)
+                    if segment is None:
+                        break
                     content, at, path = segment.read_bytes(), 0, to / segment.name
                     with path.open("wb") as file:
                         file.truncate(SEGMENT_BYTES)
-                many = min(due, len(content) - at)
+                many = whole_bytes(content[at : at + max(due, LONGEST_BYTES)]) if due < len(content) - at else 0
+                many = min(many or len(content) - at, len(content) - at)
                 with path.open("r+b") as file:
                     file.seek(at)
                     file.write(content[at : at + many])
-                at, due = at + many, due - many
+                at, due = at + many, max(0, due - many)
             yield
 
 
@@ -91,7 +97,7 @@ def main() -> None:
         growing = Growing(finished, Path(folder) / "growing")
         live = Live(Follower(Recording.open(growing.folder)))
         console = Console(width=200, height=60, force_terminal=True, file=io.StringIO())
-        spent, pictures = [0.0, 0.0], 0
+        spent, first, pictures = [0.0, 0.0], 0.0, 0
         for _ in growing.grow(parts):
             began = time.process_time()
             live.poll()
@@ -100,13 +106,17 @@ def main() -> None:
             console.print(LiveScreen(now, Heading("x", "12:00:00", 1, is_screen=True), None, ""))
             spent[0] += read - began
             spent[1] += time.process_time() - read
+            if not pictures:  # it learns of all processes
+                first, spent = sum(spent), [0.0, 0.0]
             pictures += 1
+        later = (pictures - 1) * asked.every
         seconds = pictures * asked.every
         written = sum(process[2] for process in growing.processes)
         print(
             f"{asked.ranks:,} ranks, {len(growing.processes):,} processes, {many / seconds:,.0f} records/s, "
             f"{written / seconds / 1e6:.2f} MB/s, a picture every {asked.every:g} s: "
-            f"{spent[0] / seconds:.1%} of a processor to read, {spent[1] / seconds:.1%} to draw; "
+            f"{first:.2f} s of a processor for the first one, then {spent[0] / later:.1%} of one to read and "
+            f"{spent[1] / later:.1%} to draw; "
             f"{live.follower.bytes_read / written:.2f} bytes read per byte written"
         )
 

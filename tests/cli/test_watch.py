@@ -162,6 +162,14 @@ def test_a_pipe_gets_one_picture_after_the_other(watched: Watched) -> None:
     assert "rollout.generate" in said and "\x1b" not in said and re.search(r"rank 0 ▕a+b+░", said)
 
 
+def test_ctrl_z_lends_the_terminal_back(watched: Watched) -> None:
+    """While the view is stopped the shell has its terminal, and then the view has it again."""
+    watched.terminal.type("C-z")
+    watched.terminal.until(lambda screen: "topped" in screen and watched.terminal.state().startswith("0 1"))
+    watched.terminal.type("fg; echo left with $?", "Enter")
+    watched.terminal.until(lambda screen: "Rollout" in screen and watched.terminal.state().startswith("1 0"))
+
+
 def test_ctrl_c_gives_the_terminal_back(watched: Watched) -> None:
     """What was there before is there again, with its cursor; and the run goes on."""
     assert watched.terminal.state().startswith("1 0")
@@ -272,7 +280,7 @@ def test_a_thousand_ranks_are_grouped(columns: int, lines: int) -> None:
     screen = drawn(many_ranks(), columns, lines).splitlines()
     assert len(screen) <= lines and all(len(line) <= columns for line in screen)
     rows = screen[screen.index("Ranks") + 1 :]
-    assert re.match(r"rank 90 +killed by SIGKILL", rows[0])
+    assert re.match(r"rank 90 +killed by SIGKILL in actor.update *$", rows[0])
     assert re.match(r"rank 500 +actor.update, silent +45 s", rows[1])
     assert re.match(r"1,021 ranks +actor.update +3.0-40 s +longest: rank 501", rows[2])
     assert re.match(r"rank 17 +weight_sync +31 s", rows[3])

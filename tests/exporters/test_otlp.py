@@ -12,10 +12,11 @@ import grpc
 import pytest
 from otlp_server import Collector, Point, Received, grpc_collector, http_collector
 from recordings import Written, span
-from rltrace_exporters.otlp.calls import MOST_ALIKE
+from rltrace_exporters.otlp.calls import MOST_ALIKE, Call, Tree
 from rltrace_exporters.otlp.endpoint import set_up, shown
 from rltrace_exporters.otlp.exporter import Otlp
 
+import rltrace
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.selected import selected
 from rltrace.errors import ConfigError, OutputError
@@ -323,6 +324,17 @@ def test_frequent_calls_become_totals(tmp_path: Path) -> None:
     assert reward.attributes["rltrace.inside.many.seconds"] == pytest.approx((MOST_ALIKE + 1) * 0.005)
 
 
+def test_spans_that_the_program_made_itself(tmp_path: Path) -> None:
+    """A span of OpenTelemetry's API keeps its attributes' names, and is linked with the program's."""
+    ids = {"trace_id": "0" * 31 + "a", "span_id": "0" * 15 + "b"}
+    said = {"gen_ai.request.model": "m", "otel.plain": 1, **ids}
+    call = span("otel.llm_request", 1, 2, **said)
+    found = sent(Written(tmp_path / "run").process("main-1-0", call, ended_s=6).read())
+    (one,) = found.named("otel.llm_request")
+    assert (one.attributes["gen_ai.request.model"], one.attributes["plain"]) == ("m", 1)
+    assert one.links == [(ids["trace_id"], ids["span_id"])]
+
+
 def test_a_recording_without_steps(tmp_path: Path) -> None:
     """It is one trace, whose root is the run; the first thousand of a process's calls are in it, the others counted."""
     calls = [span("work", 1 + n / 1000, 1.0005 + n / 1000) for n in range(1100)]
@@ -397,3 +409,27 @@ def test_urls() -> None:
     with pytest.raises(ConfigError, match="not a URL"):
         set_up("train.py", {})
     assert shown("https://u:secret@h:1/p?api-key=secret") == "https://h:1/p"
+
+
+def test_a_million_calls_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of calls that nothing encloses for long, the older ones become a sum at once; the step counts all of them."""
+    monkeypatch.setattr("rltrace_exporters.otlp.calls.MOST_IN_A_ROW", 64)
+    folder = tmp_path / "run"
+    rltrace.start(folder, role="driver")
+    with rltrace.span(STEP, step=0):
+        for number in range(1_000):
+            with rltrace.span("work"):
+                pass
+            if number == 500:
+                with rltrace.phase("reward"):
+                    pass
+    rltrace.stop()
+    found = sent(Recording.open(folder))
+    (step,) = found.named(STEP)
+    assert step.attributes["rltrace.inside.work.count"] == 1_000
+    assert [one.parent_id for one in found.named("reward")] == [step.span_id]
+    tree = Tree("main-1-0")
+    for number in range(1_000):
+        tree.add(Call("main-1-0", Span("work", 7, 0, 10 * number, 10 * number + 5, {}), 10 * number + 5, 0))
+    assert len(held := tree.take(0, 20_000)) <= 64
+    assert sum(count for call in held for count, _ in call.totals.values()) + len(held) - 1 == 1_000

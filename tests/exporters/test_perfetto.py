@@ -43,6 +43,23 @@ def load(importer: Importer, recording: RecordingFile) -> Trace:
     return importer.load(export(recording.path))
 
 
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_span_that_another_thread_ends(importer: Importer, recording: RecordingFile, ends_first: bool) -> None:
+    """A span that another thread ends overlaps what goes on in its own; whichever segment comes first, it has a row."""
+    process = recording.process()
+    threads = [process.thread(number, name) for number, name in ((200, "ends"), (100, "begins"))]
+    ending, beginning = threads if ends_first else threads[::-1]
+    beginning.begin("handed over", 10)
+    beginning.begin("goes on", 20)
+    ending.end(10, 30)
+    beginning.end(20, 40)
+    beginning.span("later", 50, 60)
+    trace = load(importer, recording)
+    trace.check_clean(slices=3, counters=0)
+    times = {one["name"]: (one["ts"] - REALTIME_NS, one["dur"], one["parent"]) for one in trace.slices()}
+    assert times == {"handed over": (10, 20, None), "goes on": (20, 20, None), "later": (50, 10, None)}
+
+
 def row_names(trace: Trace, process: str) -> list[str]:
     """Names of a process's rows and groups in the order of the UI, which asks this view; threads go above them."""
     trace.query("include perfetto module viz.summary.track_event")

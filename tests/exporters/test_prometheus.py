@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import json
 import math
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +34,7 @@ from rltrace.analysis.metrics import MOST_NAMES, OTHERS
 from rltrace.analysis.summary import Summary
 from rltrace.errors import ViewError
 from rltrace.limits import LIMITS
+from rltrace.read import perfetto_ui
 from rltrace.read.recording import Recording
 from rltrace.read.token_file import token_in
 
@@ -121,7 +124,9 @@ class Asked:
         config = folder / "prometheus.yml"
         config.write_text(json.dumps(settings))  # YAML is a superset of it
         subprocess.run(["promtool", "check", "config", config], check=True, capture_output=True)
-        port = 19464
+        with socket.socket() as free:  # Prometheus does not say which port it took
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{port}"
         self.process = subprocess.Popen(
             ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}", "--log.level=error",
@@ -185,6 +190,12 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     for process in (ask.process, program, *(one.process for one in views.values())):
         process.terminate()
         process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> str:
+    """The shipped Recording as a file."""
+    return write(Recording.open(SHIPPED))
 
 
 @pytest.fixture(scope="module")
@@ -258,10 +269,11 @@ def test_only_the_token_opens(scraped: Scraped) -> None:
 
 
 @with_prometheus
-def test_promtool_has_nothing_to_say() -> None:
+def test_promtool_has_nothing_to_say(shipped: str) -> None:
     """The names follow Prometheus's own rules."""
-    text = write(Recording.open(SHIPPED))
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=shipped, text=True, capture_output=True, check=False
+    )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
@@ -276,9 +288,11 @@ def test_the_shipped_configuration(tmp_path: Path) -> None:
 # ---- what a scrape says -----------------------------------------------------------------------------------------
 
 
-def test_openmetrics() -> None:
+def test_openmetrics(tmp_path: Path) -> None:
     """A scraper that asks for OpenMetrics gets it, and the strict parser reads it."""
-    found = Scrapes(SHIPPED, LIMITS)(OPENMETRICS)
+    records = [span("actor.update", 1, 2), sample("actor.params_bytes", 1.5, 7)]
+    run = Written(tmp_path / "run").process("p", *records, ended_s=3, rank=0, role="worker").folder
+    found = Scrapes(run, LIMITS)(OPENMETRICS)
     assert isinstance(found, tuple)
     content_type, text = found
     assert content_type.startswith(openmetrics.exposition.CONTENT_TYPE_LATEST.partition(";")[0])
@@ -382,14 +396,48 @@ def test_the_dashboard_fits_grafanas_schema() -> None:
     assert given_back() != made
 
 
-def test_the_dashboard_names_what_is_served() -> None:
+def test_the_dashboard_names_what_is_served(shipped: str) -> None:
     """Each name in a query of the dashboard is a metric of a scrape."""
-    served = {family.name for family in parsed(write(Recording.open(SHIPPED)))}
+    served = {family.name for family in parsed(shipped)}
     named = set(re.findall(r"rltrace_\w+", " ".join(_dashboard().queries()) + _dashboard().made()))
     named -= {"rltrace_run_info"}
     families = {re.sub("_(total|sum|count|bucket)$", "", name) for name in named}
     assert len(families) > 15
     assert not families - {name.removesuffix("_total") for name in served}
+
+
+# ---- who may ask ------------------------------------------------------------------------------------------------
+
+
+def test_beyond_this_machine(tmp_path: Path) -> None:
+    """With `--host` an address and the machine's own name are answered; a site that points at us is not, nor is
+    anybody without the token."""
+    (tmp_path / "trace").write_text("trace")
+    server = perfetto_ui.serve(tmp_path / "trace", tmp_path, host="0.0.0.0").start()
+    try:
+        assert not server.is_local and server.url == f"http://{socket.gethostname()}:{server.port}/{server.token}"
+        statuses = {
+            name: _status(server.port, f"/{server.token}{perfetto_ui.TRACE}", f"{name}:{server.port}")
+            for name in ("127.0.0.1", "10.1.2.3", "[fe80::1]", socket.gethostname(), "evil.example")
+        }
+        assert set(statuses.values()) == {200, 403} and statuses["evil.example"] == 403
+        assert [name for name, status in statuses.items() if status == 403] == ["evil.example"]
+        assert _status(server.port, perfetto_ui.TRACE, f"10.1.2.3:{server.port}") == 404
+        assert _status(server.port, perfetto_ui.METRICS, f"10.1.2.3:{server.port}") == 401
+    finally:
+        server.close()
+
+
+def _status(port: int, path: str, host: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", path, headers={"Host": host})
+    return connection.getresponse().status
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_a_host_that_is_none_of_ours(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ViewError, match=f"--host {host}: .*; name an address of this machine"):
+        perfetto_ui.serve(tmp_path, tmp_path, host=host)
 
 
 # ---- the token --------------------------------------------------------------------------------------------------

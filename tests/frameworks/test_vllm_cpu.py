@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from framework_runs import TIMEOUT_SECONDS, result, result_of_bare, run_contracts, trace
 
-from rltrace.events import COLLECTION
+from rltrace.events import COLLECTION, OPENTELEMETRY
 from rltrace.hooks.patching import PatchSet
 from rltrace.instrument.vllm.calls import VllmCalls
 from rltrace.instrument.vllm.engine import Vllm
@@ -114,7 +114,9 @@ def test_engine_and_worker_are_traced(traced):
     assert roles["engine_worker"].parent == roles["engine"].key
     assert program.parent is None and program.hooks
     names = {span.name for span in roles["engine"].events() if hasattr(span, "task")}
-    assert names - {COLLECTION} == {"engine.step", "rollout.request"}, "but for collections, which come when they come"
+    # Collections come when they come, and what vLLM says by OpenTelemetry is of its start-up.
+    names = {name for name in names if name != COLLECTION and not name.startswith(OPENTELEMETRY)}
+    assert names == {"engine.step", "rollout.request"}
     assert {"rollout.load", "rollout.reserve_kv"} <= {
         span.name for span in roles["engine_worker"].events() if hasattr(span, "task")
     }

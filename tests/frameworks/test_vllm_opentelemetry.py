@@ -10,7 +10,7 @@ from framework_runs import TIMEOUT_SECONDS, result, trace
 pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS)
 
 PROGRAM = """
-    import json, os, socket, subprocess, sys, time
+    import json, socket, subprocess, sys, time
     from concurrent import futures
 
     sys.path.insert(0, TESTS)
@@ -44,7 +44,8 @@ PROGRAM = """
     write_model("model")
     port = free_port()
     server = subprocess.Popen([
-        os.path.join(os.path.dirname(sys.executable), "vllm"), "serve", "model", "--port", str(port),
+        # As `vllm serve`, which asks for the version of a package that is not called vllm here.
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "model", "--port", str(port),
         "--max-model-len", "64", "--enforce-eager", "--num-gpu-blocks-override", "16", "--block-size", "32",
         "--max-num-seqs", "4", "--otlp-traces-endpoint", f"http://127.0.0.1:{otlp}",
     ])

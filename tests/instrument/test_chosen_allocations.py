@@ -743,7 +743,7 @@ def test_step_ends_with_its_last_beginner(tmp_path: Path) -> None:
     assert running.met == {3}
 
 
-@pytest.mark.parametrize(("text", "steps"), [("", set()), ("3", {3}), (" 3, 10,3", {3, 10})])
+@pytest.mark.parametrize(("text", "steps"), [("", set()), ("3", {3}), (" 3, 10,3,5-6", {3, 5, 6, 10})])
 def test_steps_are_numbers_separated_by_commas(text: str, steps: set[int]) -> None:
     assert allocation_steps.parse(text) == steps
 

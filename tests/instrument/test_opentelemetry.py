@@ -10,15 +10,16 @@ import sys
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, SpanProcessor, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from traced_runs import ROOT, TracedRun, traced_environment
 
 import rltrace
 from rltrace import instrument
 from rltrace.events import Span
 from rltrace.hooks.patching import PatchSet
-from rltrace.instrument.opentelemetry import OpenTelemetrySdk, said
+from rltrace.instrument.opentelemetry import OpenTelemetry, OpenTelemetrySdk, said
 from rltrace.read.recording import Recording
-from rltrace.record import manifest, spans
+from rltrace.record import manifest, redaction, spans
 
 PROGRAM = ROOT / "tests" / "programs" / "opentelemetry_spans.py"
 MODES = ("sdk", "api")
@@ -67,7 +68,7 @@ def test_every_span_is_there(runs):
     """With the SDK and without it the same spans are recorded, as a hook's."""
     names = {mode: sorted(span.name for span in run.spans()) for mode, run in runs.items()}
     assert names["sdk"] == names["api"]
-    assert len(names["sdk"]) == 24
+    assert len(names["sdk"]) == 25
     assert all(span.is_automatic and not span.is_phase for run in runs.values() for span in run.spans())
 
 
@@ -77,12 +78,38 @@ def test_attributes_are_bounded_and_harmless(run):
     assert args["gen_ai.request.model"] == "qwen"
     assert args["http.response.status_code"] == 200
     assert args["gen_ai.prompt"] == "17 letters"
-    assert args["otel.api_key"] == manifest.REDACTED
+    assert args["otel.api_key"] == redaction.REDACTED
     assert (args["otel.step"], args["otel.phase"]) == (3, True)
     assert not {"step", "phase"} & args.keys()
     assert args["kind"] == "server"
     assert sum(name.startswith("many.") for name in args) <= said.MOST_ATTRIBUTES
     assert args["attributes_left_out"] == 56 - said.MOST_ATTRIBUTES
+
+
+class Unprintable:
+    """What a program without the SDK may pass: nobody looks at it there."""
+
+    def __str__(self):
+        raise AssertionError("printed")
+
+
+def test_odd_attributes_are_not_printed():
+    """Of what is no number and no text there is the type; a list is cut, and what is in one is not looked into."""
+    nested = [[]]
+    nested[0].append(nested)
+    given = {
+        "a.object": Unprintable(),
+        "a.list": [Unprintable(), *"x" * 99],
+        "a.nested": nested,
+        "gen_ai.prompts": ["a"],
+    }
+    known = said.attributes(given)
+    assert known["a.object"] == "<Unprintable>"
+    assert known["a.list"] == ["<Unprintable>", *"x" * (said.MOST_ITEMS - 1)]
+    assert known["a.nested"] == ["<list>"]
+    assert known["gen_ai.prompts"] == "1 texts"
+    assert said.attributes({"a.long": "x" * 10_000})["a.long"] == "x" * 256
+    assert said.attributes({"http.url": "https://u:secret@host/?api_key=abc"})["http.url"].count("[redacted]") == 2
 
 
 def test_errors_are_errors(run):
@@ -117,7 +144,7 @@ def test_ids_are_the_exporters(runs):
 
 
 def ended(run):
-    return [span for span in run.spans() if span.end_ns is not None]
+    return [span for span in run.spans() if span.end_ns is not None and "never_ended" not in span.args]
 
 
 def test_times_are_the_programs(run):
@@ -144,7 +171,11 @@ def test_spans_cross_threads(run):
 
 
 def test_span_that_never_ends_is_open(run):
+    """One with a beginning in the past ends with its process, and says so."""
     assert only(run, "never ends").end_ns is None
+    explicit = only(run, "explicit, never ends")
+    assert explicit.args["never_ended"] is True
+    assert 2 < explicit.seconds < 60
 
 
 def test_tasks_have_their_own(run):
@@ -219,6 +250,35 @@ def test_processors_in_a_pool(patches, tmp_path):
     span, inside = found["otel.in a pool"], found["inside"]
     assert span.start_ns < inside.start_ns < inside.end_ns < span.end_ns
     assert span.lane is None
+
+
+def test_arrow_follows_the_context(patches, tmp_path):
+    """An arrow leads from the span whose context a propagator sends to the one that goes on with it."""
+    OpenTelemetry().install(patches)
+    OpenTelemetrySdk().install(patches)
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("program")
+    sent: dict[str, str] = {}
+    with tracer.start_as_current_span("client"):
+        TraceContextTextMapPropagator().inject(sent)
+    with tracer.start_as_current_span("server", context=TraceContextTextMapPropagator().extract(sent)):
+        pass
+    found = recorded(tmp_path)
+    client, server = found["otel.client"], found["otel.server"]
+    assert client.flows_out == server.flows_in == (f"otel:{client.args['trace_id']}:{client.args['span_id']}",)
+    assert server.args["parent_id"] == client.args["span_id"]
+
+
+def test_api_alone_keeps_a_context(patches, tmp_path):
+    """Without the SDK a context that came from elsewhere is handed on, and is the parent of what is recorded."""
+    OpenTelemetry().install(patches)
+    headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+    context = TraceContextTextMapPropagator().extract(headers)
+    sent: dict[str, str] = {}
+    with trace.NoOpTracer().start_as_current_span("passed", context=context):
+        TraceContextTextMapPropagator().inject(sent)
+    assert sent == headers
+    args = recorded(tmp_path)["otel.passed"].args
+    assert (args["trace_id"], args["parent_id"]) == ("a" * 32, "b" * 16)
 
 
 class Broken(SpanProcessor):

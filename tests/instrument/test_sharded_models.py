@@ -11,6 +11,9 @@ import textwrap
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
 from rltrace.instrument.memory.sharded_models import Models, Params, Roles, by_place, plain_params
 from rltrace.instrument.memory.work import Work
@@ -364,3 +367,22 @@ def test_models_follow_their_optimizers() -> None:
     gc.collect()
     roles.meet_optimizer(torch.optim.SGD([other.parameter]))
     assert roles.optimizers() != [] and roles.subject_of(params) == "actor"
+
+
+def test_emptied_shards_hold_nothing() -> None:
+    """Shards whose storages a program empties hold nothing until it fills them again."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(64, 64, bias=False)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        models = Models(Roles(Work()))
+        models.meet_state(_get_module_fsdp_state(model))
+        models.roles.meet_optimizer(torch.optim.SGD(model.parameters()))
+        storage = model.weight.to_local().untyped_storage()
+        said = []
+        for size_bytes in (4 * 64 * 64, 0, 4 * 64 * 64):
+            storage.resize_(size_bytes)
+            said.append(models().get("actor.params_host_bytes", 0))
+        assert said == [4 * 64 * 64, 0, 4 * 64 * 64]
+    finally:
+        torch.distributed.destroy_process_group()

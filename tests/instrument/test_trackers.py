@@ -16,8 +16,8 @@ import pytest
 
 from rltrace import plugins
 from rltrace.hooks.patching import PatchSet
-from rltrace.instrument.trackers.handing import MOST_STEPS, Handing
-from rltrace.instrument.trackers.totals import Totals
+from rltrace.instrument.trackers.handing import MOST_STEPS, Handing, Step
+from rltrace.instrument.trackers.totals import OfStep, Totals
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "tracked_steps.py"
 
@@ -166,6 +166,54 @@ def test_it_is_off_by_default(name: str, said: str | None, monkeypatch: pytest.M
     assert not patches.hooks
 
 
+DRIVER = """
+import os, pathlib, subprocess, sys, time
+import rltrace
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+rltrace.identify(role="driver")
+lines = pathlib.Path(os.environ["RLTRACE_DIR"], "steps.jsonl")
+writer = EventFileWriter(sys.argv[1])
+pipe = subprocess.PIPE
+worker = subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdin=pipe, stdout=pipe, text=True)
+worker.stdout.readline()
+for number in range(3):
+    with rltrace.span("step", step=number), rltrace.phase("reward"):
+        worker.stdin.write("go\\n")
+        worker.stdin.flush()
+        worker.stdout.readline()
+    while not lines.exists() or len(lines.read_text().splitlines()) <= number:
+        time.sleep(0.05)  # until the process beside the run has looked
+worker.stdin.close()
+worker.wait()
+writer.close()
+"""
+WORKER = """
+import sys, time
+import rltrace
+rltrace.identify(role="worker", rank=0)
+rltrace.counter("actor.params_bytes", 2 << 30)
+print("here", flush=True)
+for _ in sys.stdin:
+    with rltrace.phase("actor.update"):
+        time.sleep(0.05)
+    print("done", flush=True)
+"""
+
+
+def test_a_driver_tells_of_its_workers(tmp_path: Path) -> None:
+    """Under `rltrace exec --trackers` the driver's run has the phases and bytes of its workers, at the same step."""
+    run = ["--trackers", "--sample", "0", "--out", str(tmp_path / "run"), "--", sys.executable, "-c", DRIVER]
+    command = [sys.executable, "-m", "rltrace", "exec", *run, str(tmp_path / "events"), WORKER]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = scalars_of_tensorboard(tmp_path / "events")
+    assert [step for step, _ in found["rltrace/phase/reward_seconds"]] == [0, 1, 2]
+    updates = dict(found["rltrace/phase/actor.update_seconds"])
+    assert set(updates) == {0, 1, 2} and min(updates.values()) >= 0.05
+    assert dict(found["rltrace/memory/actor.params_peak_gib"]) == {0: 2, 1: 2, 2: 2}
+
+
 class Slow:
     """A tracker that waits for its server."""
 
@@ -185,7 +233,7 @@ def test_a_slow_tracker_holds_nobody_up(capfd: pytest.CaptureFixture[str]) -> No
     """Steps of a tracker that waits are queued, then dropped with one line; what it raises ends in its thread."""
     slow, handing = Slow(), Handing()
     for number in range(MOST_STEPS + 10):
-        handing.put([slow], number, {})
+        handing.put(Step([slow], number, OfStep(0, {}, {})))
     slow.may_go_on.set()
     handing.finish()
     assert slow.numbers[:3] == [0, 1, 2] and len(slow.numbers) in (MOST_STEPS, MOST_STEPS + 1)
@@ -204,7 +252,7 @@ def test_a_peak_is_of_its_step() -> None:
     totals.add_sample("actor.params_bytes", 1 << 30)
     totals.add_phase("reward", 0, 500_000_000)
     totals.add_phase("reward", 10**9, 2 * 10**9)
-    assert totals.scalars(3 * 10**9) == {
+    assert totals.end(3 * 10**9).scalars() == {
         "rltrace/step_seconds": 3.0,
         "rltrace/phase/reward_seconds": 1.5,
         "rltrace/memory/actor.params_peak_gib": 2.0,

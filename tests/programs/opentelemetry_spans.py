@@ -99,6 +99,7 @@ def spans_of_the_past(tracer):
     """With times of the program's own."""
     now_ns = time.time_ns()
     tracer.start_span("explicit", start_time=now_ns - 3 * SECOND).end(end_time=now_ns - SECOND)
+    tracer.start_span("explicit, never ends", start_time=now_ns - 2 * SECOND)
     tracer.start_span("explicit end").end(end_time=time.time_ns() + SECOND)
 
 

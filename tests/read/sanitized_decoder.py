@@ -96,7 +96,11 @@ def _feed(segments: int, seed: int) -> Counter[str]:
                 content = _mutated(chance.choice(seeds), chance)
                 exact = (ctypes.c_char * len(content)).from_buffer_copy(content)
                 _encode(library, chance, said)
-                decoder.decode(exact, 0, 1 << 59, may_grow=chance.random() < 0.3)  # type: ignore[arg-type]
+                if chance.random() < 0.3:
+                    decoder.decode_more(exact, 0, 1 << 59, 7)  # type: ignore[arg-type]
+                    decoder.show_open()
+                else:
+                    decoder.decode(exact, 0, 1 << 59, may_grow=chance.random() < 0.3)  # type: ignore[arg-type]
                 said["sound"] += 1
                 if chance.random() < 0.3:
                     said["rows"] += sum(map(len, decoder.take()[0].values()))

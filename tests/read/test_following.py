@@ -20,6 +20,8 @@ from scale.made_recording import Wanted, make
 import rltrace
 from rltrace.events import Counter, Span
 from rltrace.host import regular_file
+from rltrace.read import native
+from rltrace.read.columns import Growing
 from rltrace.read.following import Follower, News
 from rltrace.read.recording import Process, Recording
 
@@ -113,6 +115,16 @@ class Followed:
         assert (losses.damaged_segments, losses.missed_segments) == (process.damaged_segments, 0)
 
 
+def part_of(archive: str, many: int, folder: Path) -> Path:
+    """Return a Recording of the processes of a shipped one that wrote most."""
+    whole = Recording.open(EXAMPLES / archive).folder
+    by_segments = sorted((whole / "processes").iterdir(), key=lambda process: len([*process.glob("*.seg")]))
+    for process in by_segments[-many:]:
+        shutil.copytree(process, folder / "processes" / process.name)
+    shutil.copy(whole / "manifest.json", folder)
+    return folder
+
+
 def follow(finished: Path, folder: Path, piece_bytes: int) -> Followed:
     """Follow a Recording that is written again, and compare."""
     rewritten = Rewritten(finished, folder, piece_bytes)
@@ -132,15 +144,24 @@ def follow(finished: Path, folder: Path, piece_bytes: int) -> Followed:
 # ---------------------------------------------------------------- the same as the finished Recording
 
 
-@pytest.mark.parametrize("name", ["qwen3_8b_4gpu", "verl_8b_4gpu"])
-def test_shipped_recordings_are_followed(name: str, tmp_path: Path) -> None:
+def test_a_shipped_recording_is_followed(tmp_path: Path) -> None:
     """What is given piece by piece is what the finished Recording has, and each byte is read once."""
-    finished = Recording.open(EXAMPLES / f"{name}.zip").folder
+    finished = part_of("verl_8b_4gpu.zip", 12, tmp_path / "finished")
     followed = follow(finished, tmp_path / "run", piece_bytes=200_000)
     assert followed.follower.is_over and followed.poll() == 0
     files = [*(tmp_path / "run" / "processes").glob("*/*")]
     written = sum(len(file.read_bytes().rstrip(b"\0")) for file in files if file.suffix != ".u64")
     assert followed.follower.bytes_read < 1.5 * written
+
+
+@pytest.mark.parametrize("how", ["in Python", "made anew"])
+def test_every_way_to_decode_gives_the_same(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the native decoder, and with one that forgets its texts all the time, the same is given."""
+    if how == "in Python":
+        monkeypatch.setattr(native, "library", lambda: None)
+    else:
+        monkeypatch.setattr(Growing, "MOST_TEXTS", 0)
+    follow(part_of("qwen3_8b_4gpu.zip", 3, tmp_path / "finished"), tmp_path / "run", piece_bytes=100_000)
 
 
 def test_other_clocks_are_aligned(tmp_path: Path) -> None:
@@ -188,9 +209,9 @@ def work(name, many):
             with rltrace.span("inner"): rltrace.counter("actor.params_bytes", n)
 
 with rltrace.span("step", step=0):
-    threads = [threading.Thread(target=work, args=(f"thread {n}", 4000)) for n in range(3)]
+    threads = [threading.Thread(target=work, args=(f"thread {n}", 2000)) for n in range(3)]
     [thread.start() for thread in threads]
-    work("main", 12000)
+    work("main", 6000)
     [thread.join() for thread in threads]
 hangs = rltrace.span("hangs").__enter__()
 print("hangs", flush=True)
@@ -219,7 +240,26 @@ def test_running_program_is_followed(how: str, tmp_path: Path) -> None:
         followed.poll()
     (process,) = Recording.open(tmp_path / "run").processes
     followed.is_same_as(process, order=lambda span: (span.start_ns, span.thread, span.name))
-    assert len(followed.ended[process.key]) == 1 + 2 * 24_000
+    assert len(followed.ended[process.key]) == 1 + 2 * 12_000
+
+
+def test_what_only_python_reads_is_read_on(folder: Path) -> None:
+    """Behind a record that the native decoder does not know, what was open still is, and ends once."""
+    rltrace.start(folder)
+    followed = Followed(Follower(Recording.open(folder)))
+    with rltrace.span("outer"):
+        followed.poll()
+        with rltrace.span("odd", **{f"argument {n}": [[[[[[n]]]]]] for n in range(3)}, number=10**30):
+            pass
+        rltrace.counter("loss", float("inf"))
+        with rltrace.span("inner", **{"": 2**63}):
+            followed.poll()
+        followed.poll()
+    rltrace.stop()
+    followed.poll()
+    (process,) = Recording.open(folder).processes
+    followed.is_same_as(process)
+    assert [span.name for span in followed.ended[process.key]] == ["odd", "inner", "outer"]
 
 
 def _open(followed: Followed) -> list[Span]:

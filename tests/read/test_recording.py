@@ -28,7 +28,7 @@ from rltrace.analysis.summary import summarize
 from rltrace.errors import RecordingError
 from rltrace.events import VERSION, Counter, Span
 from rltrace.read.recording import Process, Recording, newest
-from rltrace.record import manifest, spans
+from rltrace.record import manifest, redaction, spans
 from rltrace.record.error_message import message_of
 from rltrace.record.process import append_exit
 
@@ -466,7 +466,7 @@ def test_what_is_no_secret_stays_readable() -> None:
         "monkey": 1,
         "api_key": None,
     }
-    assert manifest.redact(config) == config
+    assert redaction.value(config) == config
 
 
 def test_unwritable_config_keeps_the_run(tmp_path: Path) -> None:

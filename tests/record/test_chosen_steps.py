@@ -18,7 +18,7 @@ from rltrace.events import Counter as Sample
 from rltrace.events import Span
 from rltrace.read.recording import Recording
 from rltrace.record import chosen_steps, spans
-from rltrace.record.chosen_steps import parse
+from rltrace.record.step_numbers import numbers
 
 Spans = Callable[..., list[Span]]
 
@@ -35,16 +35,16 @@ Spans = Callable[..., list[Span]]
 )
 def test_steps_are_read(text: str, chosen: set[int]) -> None:
     """Numbers, ranges and periods, and all that they name."""
-    assert {number for number in range(51) if parse(text).has(number)} == chosen
+    assert {number for number in range(51) if numbers(text, has_periods=True).has(number)} == chosen
 
 
 @pytest.mark.parametrize("text", ["", "x", "3-1", "every:0", "1-", "-4", "every:x"])
 def test_nonsense_is_refused(text: str) -> None:
     """What names no steps is refused, with an example."""
-    with pytest.raises(ValueError, match=r"write 100-110,every:50"):
-        parse(text)
-    with pytest.raises(ValueError, match=r"write 0,8-15"):
-        parse("every:3", has_periods=False)
+    with pytest.raises(ValueError, match=r"write 3, 100-110, every:50 or"):
+        numbers(text, has_periods=True)
+    with pytest.raises(ValueError, match=r"'every:3' is neither a number nor a range; write 3, 100-110 or 1,5-7"):
+        numbers("every:3")
 
 
 def work(steps: int, typed: Callable[..., spans.TypedSpan]) -> None:

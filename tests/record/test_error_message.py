@@ -13,7 +13,7 @@ from rltrace.cli.tables.problems import problems
 from rltrace.events import Span
 from rltrace.hooks.patching import end_span
 from rltrace.read.recording import Recording
-from rltrace.record.manifest import redact_text
+from rltrace.record import redaction
 
 
 class Tensor:
@@ -81,4 +81,4 @@ def test_summary_says_the_message(tmp_path: Path) -> None:
     ],
 )
 def test_secrets_go_and_the_sentence_stays(said: str, left: str) -> None:
-    assert redact_text(said) == left
+    assert redaction.text(said) == left

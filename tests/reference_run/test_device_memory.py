@@ -47,7 +47,8 @@ def test_sleeping_memory_does_not_count() -> None:
     pool.map("kv_cache")
     awake = data_bytes(os.getpid())
     pool.unmap("kv_cache")
-    assert awake - data_bytes(os.getpid()) == 256 * MIB
+    given_back = awake - data_bytes(os.getpid())
+    assert given_back == pytest.approx(256 * MIB, abs=32 * MIB), "but for what other threads of this process do"
 
 
 def test_engine_without_room_says_so(rollout: Rollout, config: Config, weights: dict[str, torch.Tensor]) -> None:

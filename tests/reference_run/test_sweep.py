@@ -68,7 +68,7 @@ def test_values_as_written(over: str, values: list[Any]) -> None:
         ("rollout.n=2:9999:1", "has 65 values; give 1 to 64"),
         ("rollout.nn=2,3", "rollout.nn: unknown key; use one of: n, max_tokens"),
         ("rollout.n=1,2", "rollout.n: Expected `int` >= 2, found 1"),
-        ("steps.more=2", "steps: Expected `int`, got `object`"),
+        ("steps.more=2", "steps: is 24, which has no keys; name a key such as rollout.n"),
     ],
 )
 def test_bad_values_are_one_line(over: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

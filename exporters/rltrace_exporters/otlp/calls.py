@@ -34,7 +34,14 @@ MOST_ALIKE = 16
 MOST_LOOSE = 2_000
 """How many calls of one name, nested in nothing, a process holds until their step is over."""
 
-TOTALS_ONLY = frozenset({MEMORY_EDGE, COLLECTION})
+MOST_IN_A_ROW = 4_000
+"""How many calls a thread or task holds that nothing encloses yet. Of more, the older half of those whose names are too
+frequent to be sent becomes one sum."""
+
+SUM = ""
+"""Name of what stands for many calls and was none itself."""
+
+TOTALS_ONLY = frozenset({MEMORY_EDGE, COLLECTION, SUM})
 """Names that are never sent: what measuring costs, and garbage collection, which is everywhere."""
 
 REQUESTS = (AGENT_REQUEST, SERVER_REQUEST, REQUEST)
@@ -125,7 +132,8 @@ class Call:
     def fold(self, call: Call) -> None:
         """Count a call in the totals, in place of sending it, and take over what it encloses."""
         call.into = self
-        _add(self.totals, call.name, 1, call.end_ns - call.start_ns)
+        if call.name != SUM:
+            _add(self.totals, call.name, 1, call.end_ns - call.start_ns)
         for name, (count, taken_ns) in call.totals.items():
             _add(self.totals, name, count, taken_ns)
         self.flows_out += call.flows_out
@@ -206,6 +214,7 @@ class Tree:
         self.left_over: Totals = {}
         """Loose calls that were too many to be kept."""
         self._rows: dict[tuple[int, int, int], list[Call]] = {}
+        self._limits: dict[tuple[int, int, int], int] = {}
         self._loose: list[Call] = []
         self._counts: dict[str, int] = {}
 
@@ -217,7 +226,8 @@ class Tree:
             else:
                 self._add_loose(call)
             return
-        row = self._rows.setdefault((call.thread, call.task, call.lane), [])
+        key = (call.thread, call.task, call.lane)
+        row = self._rows.setdefault(key, [])
         if row and row[-1].start_ns > call.end_ns:  # what still held when a part of a run begins comes late
             row.insert(bisect_left(row, call.start_ns, key=_start_ns), call)
             return
@@ -230,6 +240,9 @@ class Tree:
             self.steps.append(call)  # whatever encloses it, such as one call that runs all steps
         else:
             row.append(call)
+            if len(row) > self._limits.get(key, MOST_IN_A_ROW):
+                shorter = self._rows[key] = _shortened(row)
+                self._limits[key] = MOST_IN_A_ROW if 4 * len(shorter) <= 3 * MOST_IN_A_ROW else 2 * len(shorter)
 
     def take(self, begin_ns: int, end_ns: int) -> list[Call]:
         """Take the outermost calls that began in `[begin_ns, end_ns)`, in the order in which they began.
@@ -282,6 +295,26 @@ class Tree:
             _add(self.left_over, call.name, 1, call.end_ns - call.start_ns)
         else:
             self._loose.append(call)
+
+
+def _shortened(row: list[Call]) -> list[Call]:
+    """Return a row with one sum in place of the older half of what is too frequent in it, and is plain."""
+    frequent = _frequent(row)
+    older, newer = row[: len(row) // 2], row[len(row) // 2 :]
+    is_summed = [_kind(call) in frequent and not (call.inside or call.flows_in or call.flows_out) for call in older]
+    summed = [call for call, is_so in zip(older, is_summed, strict=True) if is_so]
+    if not summed:
+        return row
+    whole, first = summed[0], summed[0]
+    if whole.name != SUM:
+        whole = Call(first.source, Span(SUM, first.thread, first.task, first.key_ns, None, {}), first.key_ns, 0)
+        whole.lane, whole.start_ns = first.lane, first.start_ns
+        whole.fold(first)
+    for call in summed[1:]:
+        whole.fold(call)
+    whole.end_ns = max(call.end_ns for call in summed)
+    kept = [call for call, is_so in zip(older, is_summed, strict=True) if not is_so]
+    return sorted([whole, *kept], key=_start_ns) + newer
 
 
 def _released(calls: list[Call], end_ns: int) -> Iterator[Call]:

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from rltrace.errors import ConfigError
-from rltrace.record.manifest import redact_text
+from rltrace.record import redaction
 from rltrace_exporters.otlp.endpoint import DEFAULT_ENDPOINTS, GRPC, HTTP, PROTOCOL, address, protocol, require
 
 BATCH_SPANS = 512
@@ -47,7 +47,7 @@ class Collector:
                 said.append(f"{type(error).__name__}: {error}")
                 is_taken = False
         if not is_taken:
-            self.reason = redact_text(_first_line(said[-1])) if said else "no reason was given"
+            self.reason = redaction.text(_first_line(said[-1])) if said else "no reason was given"
         return is_taken
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from urllib.parse import urlsplit, urlunsplit
 
 from rltrace.errors import ConfigError, MissingExtraError
-from rltrace.record.manifest import redact_text
+from rltrace.record import redaction
 
 ENDPOINT, PROTOCOL = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL"
 GRPC, HTTP = "grpc", "http/protobuf"
@@ -76,7 +76,7 @@ def shown(url: str) -> str:
     """Return a URL as it may be printed: without a user and a password, and without its query."""
     split = urlsplit(url)
     host = split.netloc.rpartition("@")[2]
-    return redact_text(urlunsplit((split.scheme, host, split.path, "", "")))
+    return redaction.text(urlunsplit((split.scheme, host, split.path, "", "")))
 
 
 def address() -> str:

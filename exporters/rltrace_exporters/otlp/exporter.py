@@ -15,7 +15,7 @@ from rltrace.read.recording import Process, Recording
 from rltrace_exporters.otlp import resources
 from rltrace_exporters.otlp.collector import BATCH_SPANS, Collector
 from rltrace_exporters.otlp.endpoint import set_up, variables
-from rltrace_exporters.otlp.metrics import Measures, batches
+from rltrace_exporters.otlp.metrics import Measures, batches, points_in
 from rltrace_exporters.otlp.resources import Source
 from rltrace_exporters.otlp.traces import Traces
 
@@ -57,12 +57,7 @@ def _send(recording: Recording, collector: Collector) -> tuple[int, int, int]:
     for metrics in batches(taken):
         if not collector.send_metrics(metrics):
             raise _refused(collector, f"all {spans:,} spans were sent, and {points:,} data points")
-        points += sum(
-            len(metric.data.data_points)
-            for of_process in metrics.resource_metrics
-            for scope in of_process.scope_metrics
-            for metric in scope.metrics
-        )
+        points += points_in(metrics)
     return spans, points, traces.steps_sent
 
 

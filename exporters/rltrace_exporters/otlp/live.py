@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Sequence
-from typing import NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from opentelemetry.sdk.trace import ReadableSpan
 
@@ -18,9 +19,13 @@ from rltrace.read.recording import Process, Recording
 from rltrace_exporters.otlp import resources
 from rltrace_exporters.otlp.collector import Collector
 from rltrace_exporters.otlp.endpoint import set_up, variables
+from rltrace_exporters.otlp.exporter import batched
 from rltrace_exporters.otlp.metrics import Measures, batches
 from rltrace_exporters.otlp.sending import Sender
 from rltrace_exporters.otlp.traces import Traces
+
+READING_SHARE = 0.7
+"""Share of the time after a run in which what is left may be read; the rest of it is for sending that."""
 
 
 class Delivery(NamedTuple):
@@ -40,9 +45,11 @@ class Delivery(NamedTuple):
         said = f"{self.address}: {self.spans:,} spans of {self.steps:,} steps were sent"
         if self.is_all:
             return said
-        left = f"{self.left_spans:,}" if self.is_read else f"more than {self.left_spans:,}"
+        left = (
+            f"{self.left_spans:,} were not" if self.is_read else "what came last was not, it could not be read in time"
+        )
         why = f": {self.reason}" if self.reason else ""
-        return f"{said}, {left} were not{why}; the Recording has all of them: `rltrace export RUN --to otlp` sends them"
+        return f"{said}, {left}{why}; the Recording has all of them: `rltrace export RUN --to otlp` sends them"
 
 
 class LiveOtlp:
@@ -65,6 +72,9 @@ class LiveOtlp:
         self._follower = Follower(recording)
         self._traces = Traces(str(recording.manifest["run_id"]), resources.of_run(recording))
         self._measures: dict[str, Measures] = {}
+        self._spans: Iterator[list[ReadableSpan]] = iter(())
+        """Of what is over, which is put together as the queue takes it."""
+        self._is_handed_over = False
         self._polled_ns = 0
         """When the poll before this one began, in nanoseconds since 1970 by the run's clock."""
         self._offsets: dict[Domain, int] = {}
@@ -77,35 +87,39 @@ class LiveOtlp:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended and all of it was read."""
-        return self._follower.is_over
+        """Whether the run has ended and all of it was sent, or the collector takes nothing now."""
+        return self._follower.is_over and (
+            (self._is_handed_over and self._sender.is_empty) or self._sender.failures > 0
+        )
+
+    @property
+    def waiting_spans(self) -> int:
+        """How many spans were put together and are not sent yet."""
+        return self._sender.waiting_spans
 
     def poll(self) -> None:
-        """Read what was appended, and hand over what is over; nothing if too much waits to be sent."""
-        if self._sender.is_full:
+        """Read what was appended, and hand over what is over; nothing while too much waits to be sent."""
+        if not self._hand_over_all(is_patient=True):
             return
         began_ns = self._now_ns()
         for news in self._follower.poll():
             self._take(news)
-        spans = list(self._traces.over(self._polled_ns))
+        self._spans = batched(self._over(self._polled_ns))
+        self._polled_ns = began_ns
+        self._hand_over_metrics()
+        self._is_handed_over = self._hand_over_all(is_patient=True)
+
+    def _over(self, before_ns: int) -> Iterator[ReadableSpan]:
+        """Yield what was over before a time."""
+        yield from self._traces.over(before_ns)
         open_spans = {process.key: self._follower.open_spans(process.key) for process in self._follower.processes}
         if not self._traces.has_steps_to_send and not any(map(_has_step, open_spans.values())):
-            spans += self._traces.special(self._polled_ns, open_spans)
-        self._polled_ns = began_ns
-        self._hand_over(spans)
+            yield from self._traces.special(before_ns, open_spans)
 
     def finish(self, limit_s: float) -> Delivery:
         """Read and send the rest within a limit; return what was sent and what was not."""
         until = time.monotonic() + limit_s
-        while self._sender.is_full and time.monotonic() < until:
-            time.sleep(0.05)
-        is_read = not self._sender.is_full
-        if is_read:
-            for news in self._follower.poll():
-                self._take(news)
-            for process in self._follower.processes:
-                self._traces.add_open(self._traces.sources[process.key], self._follower.open_spans(process.key))
-            self._hand_over(list(self._traces.rest()))
+        is_read = self._read_rest(until - limit_s * (1 - READING_SHARE))
         self._sender.finish(max(0.0, until - time.monotonic()))
         left = self._sender.waiting_spans
         is_all = is_read and self._sender.is_empty
@@ -118,6 +132,20 @@ class LiveOtlp:
             is_read,
             self._collector.reason,
         )
+
+    def _read_rest(self, until: float) -> bool:
+        """Read and hand over what is left until a time; return whether that was all."""
+        if not self._hand_over_all(until=until):
+            return False
+        for news in self._follower.poll():
+            if time.monotonic() > until:
+                return False
+            self._take(news)
+        for process in self._follower.processes:
+            self._traces.add_open(self._traces.sources[process.key], self._follower.open_spans(process.key))
+        self._hand_over_metrics()
+        self._spans = batched(self._traces.rest())
+        return self._hand_over_all(until=until)
 
     # ---- reading ----
 
@@ -136,15 +164,28 @@ class LiveOtlp:
         """Return what to add to a process's times to get nanoseconds since 1970."""
         domain = process.time_domain
         if domain not in self._offsets:
-            self._offsets[domain] = TimeLine(cast(Recording, _Known(self._follower))).offset_ns(process)
+            self._offsets[domain] = TimeLine(_Known(self._follower)).offset_ns(process)
         return self._offsets[domain]
 
     def _now_ns(self) -> int:
         offset_ns = self._offsets.get(clock.own_domain())
         return time.time_ns() if offset_ns is None else clock.now_ns() + offset_ns
 
-    def _hand_over(self, spans: list[ReadableSpan]) -> None:
-        self._sender.add_spans(spans)
+    def _hand_over_all(self, *, is_patient: bool = False, until: float = math.inf) -> bool:
+        """Put the spans of what is over into the queue; return whether that was all.
+
+        Args:
+            is_patient: Leave some for later if too much waits to be sent.
+            until: When to leave the rest.
+        """
+        while not (is_patient and self._sender.is_full) and time.monotonic() <= until:
+            batch = next(self._spans, None)
+            if batch is None:
+                return True
+            self._sender.add_spans(batch)
+        return False
+
+    def _hand_over_metrics(self) -> None:
         taken = [found for measured in self._measures.values() if (found := measured.take()) is not None]
         for metrics in batches(taken):
             self._sender.add_metrics(metrics)

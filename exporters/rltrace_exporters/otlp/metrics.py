@@ -251,13 +251,22 @@ class _Distribution:
         )
 
 
+def points_in(metrics: MetricsData) -> int:
+    """Return how many data points there are."""
+    return sum(map(_points_of, metrics.resource_metrics))
+
+
+def _points_of(process: ResourceMetrics) -> int:
+    return sum(len(metric.data.data_points) for scope in process.scope_metrics for metric in scope.metrics)
+
+
 def batches(taken: Sequence[ResourceMetrics]) -> Iterator[MetricsData]:
     """Yield metrics in requests of a bounded size."""
     waiting: list[ResourceMetrics] = []
     points = 0
     for of_process in taken:
         for part in _parts(of_process):
-            many = sum(len(metric.data.data_points) for scope in part.scope_metrics for metric in scope.metrics)
+            many = _points_of(part)
             if waiting and points + many > BATCH_POINTS:
                 yield MetricsData(waiting)
                 waiting, points = [], 0

@@ -79,7 +79,10 @@ def _attributes(process: Process, run_id: str) -> dict[str, Any]:
         said["rltrace.world_size"] = process.world_size
     if process.device_uuid is not None:
         said["rltrace.gpu.uuid"] = process.device_uuid
-    return said
+    # A damaged line may have half of a pair of surrogates, which is no text elsewhere.
+    return {
+        key: value.encode(errors="replace").decode() if isinstance(value, str) else value for key, value in said.items()
+    }
 
 
 def _is_of(hook: dict[str, Any], engine: str) -> bool:

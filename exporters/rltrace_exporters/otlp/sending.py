@@ -12,9 +12,10 @@ from opentelemetry.sdk.metrics.export import MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
 
 from rltrace_exporters.otlp.collector import BATCH_SPANS, Collector
+from rltrace_exporters.otlp.metrics import points_in
 
 MOST_WAITING = 20_000
-"""How many spans wait to be sent before nothing more is read: the Recording keeps them."""
+"""How many spans and data points wait to be sent before nothing more is read: the Recording keeps them."""
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 30.0
 """How long it waits after a request that failed; twice as long after each further one."""
@@ -23,6 +24,7 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 30.0
 class _Batch(NamedTuple):
     content: Sequence[ReadableSpan] | MetricsData
     spans: int
+    points: int
 
 
 class Sender:
@@ -56,17 +58,18 @@ class Sender:
     @property
     def is_full(self) -> bool:
         """Whether so much waits that nothing more should be read."""
-        return self.waiting_spans >= MOST_WAITING
+        with self._some:
+            return sum(batch.spans + batch.points for batch in self._waiting) >= MOST_WAITING
 
     def add_spans(self, spans: Sequence[ReadableSpan]) -> None:
         """Put spans behind those that wait."""
         for begin in range(0, len(spans), BATCH_SPANS):
             few = spans[begin : begin + BATCH_SPANS]
-            self._add(_Batch(few, len(few)))
+            self._add(_Batch(few, len(few), 0))
 
     def add_metrics(self, metrics: MetricsData) -> None:
-        """Put metrics behind what waits; they are cumulative, so that any later ones replace those that are lost."""
-        self._add(_Batch(metrics, 0))
+        """Put metrics behind what waits."""
+        self._add(_Batch(metrics, 0, points_in(metrics)))
 
     def finish(self, limit_s: float) -> None:
         """Wait until everything is sent, at most so long."""

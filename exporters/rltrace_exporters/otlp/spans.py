@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from rltrace.events import OUT_OF_MEMORY, STEP
+from rltrace.events import OPENTELEMETRY, OUT_OF_MEMORY, STEP
 from rltrace_exporters.otlp import generation
 from rltrace_exporters.otlp.calls import Call, Totals
 from rltrace_exporters.otlp.identifiers import span_id
@@ -29,10 +29,18 @@ def context(trace: int, span: int) -> SpanContext:
     return SpanContext(trace, span, is_remote=False, trace_flags=_SAMPLED)
 
 
-def id_of(call: Call, run_id: str) -> int:
-    """Return a call's span id. Calls of a thread begin at different times, unless they were recorded afterwards."""
-    end_ns = call.end_ns - call.start_ns if call.lane is None and not call.was_open else 0
-    return span_id(run_id, call.source, call.thread, call.task, call.key_ns, end_ns, call.name)
+def id_of(call: Call, run_id: str, twin: int = 0) -> int:
+    """Return a call's span id.
+
+    Args:
+        call: The call.
+        run_id: The run's id.
+        twin: How many calls there are before it that say the same in everything that an id is made of, as those of a
+            damaged Recording may.
+    """
+    length_ns = 0 if call.was_open else call.end_ns - call.start_ns
+    where = (call.source, call.thread, call.task, call.key_ns, length_ns, call.name)
+    return span_id(run_id, *where, *([twin] if twin else []))
 
 
 def span_of(
@@ -90,7 +98,8 @@ def span_of_run(
 
 
 def _attributes(call: Call) -> dict[str, Any]:
-    said = {f"rltrace.{key}": value_of(value) for key, value in call.args.items() if key not in _ERROR_ARGUMENTS}
+    own = _of_the_program if call.name.startswith(OPENTELEMETRY) else _ours
+    said = {_text(own(key)): value_of(value) for key, value in call.args.items() if key not in _ERROR_ARGUMENTS}
     said["rltrace.name"] = _text(call.name)
     said["thread.id"] = call.thread
     said |= totals_of(call.totals)
@@ -99,6 +108,29 @@ def _attributes(call: Call) -> dict[str, Any]:
     if call.was_open:
         said["rltrace.open"] = True
     return said
+
+
+def _ours(key: str) -> str:
+    return f"rltrace.{key}"
+
+
+def _of_the_program(key: str) -> str:
+    """Return the key that a program gave to an attribute of a span which it made through OpenTelemetry's API."""
+    if key.startswith(OPENTELEMETRY):
+        return key.removeprefix(OPENTELEMETRY)
+    return key if "." in key else _ours(key)
+
+
+def made_as(call: Call) -> SpanContext | None:
+    """Return what identifies the span that a call is recorded from, if the program made it through OpenTelemetry's API;
+    the program may send it too."""
+    if not call.name.startswith(OPENTELEMETRY):
+        return None
+    try:
+        trace, span = int(str(call.args["trace_id"]), 16), int(str(call.args["span_id"]), 16)
+    except (KeyError, ValueError):
+        return None
+    return context(trace, span) if 0 < trace < 1 << 128 and 0 < span < 1 << 64 else None
 
 
 def totals_of(totals: Totals) -> dict[str, Any]:

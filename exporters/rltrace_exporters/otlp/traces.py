@@ -6,8 +6,9 @@ below each other and become spans.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -16,10 +17,10 @@ from opentelemetry.trace import SpanContext
 from rltrace.events import STEP, Counter, Span
 from rltrace.read.recording import Process
 from rltrace_exporters.otlp import requests, steps
-from rltrace_exporters.otlp.calls import GENERATION, TOTALS_ONLY, Call, Totals, Tree
+from rltrace_exporters.otlp.calls import GENERATION, SUM, TOTALS_ONLY, Call, Totals, Tree
 from rltrace_exporters.otlp.identifiers import span_id, trace_id
 from rltrace_exporters.otlp.resources import Source
-from rltrace_exporters.otlp.spans import context, id_of, span_of, span_of_run
+from rltrace_exporters.otlp.spans import context, id_of, made_as, span_of, span_of_run
 
 NEVER_NS = 1 << 62
 """Behind all times."""
@@ -27,8 +28,21 @@ NEVER_NS = 1 << 62
 MOST_OUTSIDE = 1_000
 """How many calls without a meaning of their own are sent of each process that are in no step."""
 
+MOST_SETTLED = 8
+"""How many steps that were given are remembered for what is recorded late of them: a span that a hook writes
+afterwards, with times of its own, may be read after its step was sent."""
+
 MOST_REMEMBERED = 20_000
 """How many arrows are remembered that left one step and may arrive in another."""
+
+
+class _Settled(NamedTuple):
+    """A step that was given."""
+
+    step: Call
+    trace: int
+    anchors: dict[object, steps.Anchors]
+    sources: list[Source]
 
 
 class Traces:
@@ -46,8 +60,9 @@ class Traces:
         self._owners: list[Source] = []
         self._places: dict[str, int] = {}
         self._numbers: dict[tuple[str, int], int] = {}
+        self._settled: collections.deque[_Settled] = collections.deque(maxlen=MOST_SETTLED)
         self._left_out = 0
-        self._sent: OrderedDict[str, SpanContext] = OrderedDict()
+        self._sent: collections.OrderedDict[str, SpanContext] = collections.OrderedDict()
 
     def process(self, process: Process, offset_ns: int) -> Source:
         """Return a process as it is known by now.
@@ -85,6 +100,7 @@ class Traces:
         """Yield the spans of the steps that were over before a time, and of what is in no step until then."""
         if not self.steps_sent or not steps.are_of_run(self._owners):
             self._owners = steps.owners(self.sources.values())
+        yield from self._late()
         for owner in self._owners:
             tree = self._trees[owner.key]
             done = [step for step in tree.steps if step.end_ns < before_ns]
@@ -145,9 +161,22 @@ class Traces:
             left = self._trees[source.key].left_over
             _merge(step.totals, left)
             left.clear()
-        self._arrange(step, calls)
-        yield from self._spans(trace, step, self.run)
+        anchors = self._arrange(step, calls)
+        self._settled.append(_Settled(step, trace, anchors, sources))
+        yield from self._spans(trace, step, None)
         self.steps_sent += 1
+
+    def _late(self) -> Iterator[ReadableSpan]:
+        """Yield what belongs to steps that were given before it was read."""
+        for settled in self._settled:
+            step = settled.step
+            for source in settled.sources:
+                if source.has_steps and source.key != step.source:  # its steps are at other times
+                    continue
+                for call in self._trees[source.key].take(step.start_ns, step.end_ns):
+                    above = self._around(call, settled.anchors, step) or step
+                    parent = context(settled.trace, id_of(above.sent_as, self.run_id))
+                    yield from self._spans(settled.trace, call, parent)
 
     def _calls_in(self, source: Source, owner: Source, step: Call, number: int) -> list[Call]:
         """Take the calls of a process that are in a step: in its own of that number, where it has one."""
@@ -158,15 +187,14 @@ class Traces:
         tree.steps = [one for one in tree.steps if one not in own]
         return own + [call for one in own for call in tree.take(one.start_ns, one.end_ns)]
 
-    def _arrange(self, step: Call, calls: Sequence[Call]) -> None:
-        """Put the outermost calls of all processes below the step."""
+    def _arrange(self, step: Call, calls: Sequence[Call]) -> dict[object, steps.Anchors]:
+        """Put the outermost calls of all processes below the step, and return its phases."""
         everything = [call for top in (step, *calls) for call in top.walk()]
         anchors = _by_place([call for call in everything if call.is_anchor and call is not step], self.sources)
         senders = requests.Senders(everything)
-        own = anchors.get(step.source)
         touched = {id(step): step}
         for call in _bare(calls):
-            above = None if call.name == STEP else self._above(call, senders, anchors, own)
+            above = None if call.name == STEP else self._above(call, senders, anchors, step)
             above = step if above is None or above.is_below(call) else above
             above.adopt(call)
             touched[id(above)] = above
@@ -174,16 +202,18 @@ class Traces:
         for above in touched.values():
             if above.is_anchor:
                 above.fold_frequent()
+        return anchors
 
     def _above(
-        self, call: Call, senders: requests.Senders, anchors: dict[object, steps.Anchors], own: steps.Anchors | None
+        self, call: Call, senders: requests.Senders, anchors: dict[object, steps.Anchors], step: Call
     ) -> Call | None:
-        """Return what a call without anything around it belongs to."""
-        sender = senders.of(call)
-        if sender is not None:
-            return sender
+        """Return what a call without anything around it belongs to; None for the step."""
+        return senders.of(call) or self._around(call, anchors, step)
+
+    def _around(self, call: Call, anchors: dict[object, steps.Anchors], step: Call) -> Call | None:
+        """Return the phase that was open when a call began: of its process, its rank, or the process of the step."""
         rank = self.sources[call.source].rank
-        places = (anchors.get(call.source), None if rank is None else anchors.get(rank), own)
+        places = (anchors.get(call.source), None if rank is None else anchors.get(rank), anchors.get(step.source))
         return next((found for at in places if at is not None and (found := at.around(call)) is not None), None)
 
     def _choose_requests(self, step: Call, everything: Iterable[Call]) -> None:
@@ -206,32 +236,49 @@ class Traces:
             tree = self._trees[source.key]
             calls = tree.take_special(min([before_ns, *(step.start_ns for step in tree.steps)]))
             if is_last:
-                plain = [call for call in tree.take(0, NEVER_NS) if call.name not in TOTALS_ONLY]
+                rest = tree.take(0, NEVER_NS)
+                plain = [call for call in rest if call.name not in TOTALS_ONLY]
                 kept = plain[:MOST_OUTSIDE]
-                self._left_out += len(plain) - len(kept)
+                summed = sum(count for call in rest if call.name == SUM for count, _ in call.totals.values())
+                self._left_out += len(plain) - len(kept) + summed
                 calls += kept
             for call in calls:
                 yield from self._spans(self.run.trace_id, call, self.run)
 
     # ---- spans ----
 
-    def _spans(self, trace: int, top: Call, run: SpanContext) -> Iterator[ReadableSpan]:
-        """Yield a call and all calls below it."""
+    def _spans(self, trace: int, top: Call, above: SpanContext | None) -> Iterator[ReadableSpan]:
+        """Yield a call and all calls below it.
+
+        Args:
+            trace: The trace that they are in.
+            top: The call.
+            above: The span that it is below; None for the root of a step, which is linked with the run.
+        """
         calls = list(top.walk())
-        contexts = {id(call): context(trace, id_of(call, self.run_id)) for call in calls}
-        is_outside = trace == run.trace_id
+        contexts = {id(call): context(trace, number) for call, number in zip(calls, self._ids(calls), strict=True)}
         for call in calls:
             for key in call.flows_out:
                 self._remember(key, contexts[id(call)])
         for call in calls:
             own = contexts[id(call)]
             parent = contexts.get(id(call.parent)) if call.parent is not None else None
-            if call is top and is_outside:
-                parent = run
+            if call is top:
+                parent = above
             links = [link for link in self._links(call, own) if parent is None or link.span_id != parent.span_id]
-            if call is top and not is_outside:
-                links.append(run)
+            if parent is None:
+                links.append(self.run)
+            original = made_as(call)
+            if original is not None:
+                links.append(original)
             yield span_of(call, own, parent, links, self.sources[call.source])
+
+    def _ids(self, calls: Iterable[Call]) -> Iterator[int]:
+        given: collections.Counter[int] = collections.Counter()
+        for call in calls:
+            number = id_of(call, self.run_id)
+            yield id_of(call, self.run_id, given[number]) if given[number] else number
+            given[number] += 1
 
     def _remember(self, key: str, sender: SpanContext) -> None:
         self._sent[key] = sender

@@ -1,7 +1,8 @@
 """`--share`: the same page without what says whose run it was and where it ran.
 
 The command line and the path go altogether; host and user names get numbers, wherever they stand. It works on the whole
-page, so that no section has to think of it.
+page, so that no section has to think of it. Secrets were taken out when the run was recorded; here they are once more,
+for what a program says of itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rltrace.record import redaction
 from rltrace_exporters.report.values import RunValues
 
 Value = TypeVar("Value")
@@ -53,7 +55,7 @@ class Redaction:
         """Return one text without names and paths."""
         if self._any is not None:
             text = self._any.sub(lambda found: self._by_text[found[0]], text)
-        return _ADDRESS.sub("(address)", _PATH.sub("(path)", text))
+        return redaction.text(_ADDRESS.sub("(address)", _PATH.sub("(path)", text)))
 
     def _of(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -59,7 +59,7 @@ class VllmEngine:
                 load_format="safetensors" if self.checkpoint else "dummy",
                 dtype="bfloat16",
                 generation_config="vllm",
-                enable_sleep_mode=rollout.sleep_level > 0,
+                enable_sleep_mode=True,  # at level 0 too: its allocator tells the KV cache from the rest
                 gpu_memory_utilization=rollout.gpu_memory_utilization,
                 max_model_len=rollout.max_model_len or self.config.sequence_tokens,
                 max_num_seqs=rollout.slots,

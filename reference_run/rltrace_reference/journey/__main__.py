@@ -14,8 +14,8 @@ from rltrace_reference import config as configuration
 from rltrace_reference import task
 from rltrace_reference.__main__ import checked
 from rltrace_reference.config import Config
-from rltrace_reference.journey.prediction import first_without_room, predict
 from rltrace_reference.journey.table import side_by_side
+from rltrace_reference.prediction import foretell
 from rltrace_reference.recorded_run import RecordedRun, merged, read_values
 from rltrace_reference.run_figures import Figures, read
 
@@ -99,7 +99,7 @@ def read_all(runs: list[RecordedRun]) -> tuple[list[Figures], Config]:
     for run, ending in ended:
         config = configuration.load(run.config_file, vocabulary=task.VOCABULARY)
         limit_bytes = ending.limit_bytes or 0
-        figures.append(read(run, ending, first_without_room(predict(config, limit_bytes), limit_bytes)))
+        figures.append(read(run, ending, foretell(run.config_file, config, limit_bytes).phase))
     return figures, config
 
 

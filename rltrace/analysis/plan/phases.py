@@ -108,9 +108,10 @@ def _rollout(settings: Settings, always: Bytes, resting: Bytes, awake: Bytes) ->
     both = not own.is_staged or own.sleep_level == 0
     weights = awake if both else {WEIGHTS: awake[WEIGHTS]}
     left = constants.CACHED
-    during = always | resting | weights | {CACHED: left}
+    present = {owner: amount for owner, amount in resting.items() if owner != OPTIMIZER or not settings.trainer.offload}
+    during = always | present | weights | {CACHED: left}
     offloaded = {owner: amount for owner, amount in resting.items() if owner not in (PARAMS, OPTIMIZER)}
-    moved = sum(resting[owner].bytes for owner in (PARAMS, OPTIMIZER) if owner in resting)
+    moved = present[PARAMS].bytes
     kept = offloaded if settings.trainer.offload else resting
     cached = left.bytes + (moved if settings.trainer.offload and settings.offload_stays_cached else 0)
     buckets: Bytes = {}

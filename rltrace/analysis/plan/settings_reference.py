@@ -64,7 +64,6 @@ def settings(config: Mapping[str, Any], card: Card) -> Settings:
         ),
         names=NAMES,
         most_sequences=in_minibatch,
-        offload_stays_cached=True,
     )
 
 

@@ -214,7 +214,7 @@ def _lanes(lanes: Sequence[LaneNow]) -> Iterator[Text]:
 
 def _doing(lane: LaneNow, wrote_seconds: float) -> _Doing:
     if lane.state not in ("running", "ended"):
-        return _Doing(f"killed by {lane.state}", "bold red", 3)
+        return _Doing(f"killed by {lane.state}" + (f" in {lane.phase}" if lane.phase else ""), "bold red", 3)
     if lane.state == "ended":
         return _Doing("ended", "dim", 0)
     is_silent = lane.silent_seconds > SILENT_SECONDS and lane.silent_seconds > wrote_seconds + SILENT_SECONDS
@@ -237,8 +237,10 @@ class _Row(NamedTuple):
 
 
 def _lane_row(lane: LaneNow, wrote_seconds: float) -> _Row:
-    since = "" if lane.phase_seconds is None else _long(lane.phase_seconds)
-    return _Row(lane.name, _doing(lane, wrote_seconds), since, _inside([lane]))
+    doing = _doing(lane, wrote_seconds)
+    if lane.state != "running" or lane.phase_seconds is None:
+        return _Row(lane.name, doing, "", "")
+    return _Row(lane.name, doing, _long(lane.phase_seconds), _inside([lane]))
 
 
 def _groups(ranks: Sequence[LaneNow], wrote_seconds: float) -> Iterator[_Row]:
@@ -250,11 +252,11 @@ def _groups(ranks: Sequence[LaneNow], wrote_seconds: float) -> Iterator[_Row]:
         groups.setdefault(doing._replace(what=f"{what}, silent" if doing.urgency == 2 else what), []).append(lane)
     for doing, lanes in sorted(groups.items(), key=lambda item: (-item[0].urgency, -len(item[1]))):
         lengths = sorted(lane.silent_seconds if doing.urgency == 2 else lane.phase_seconds or 0.0 for lane in lanes)
-        since = _between(lengths[0], lengths[-1])
+        since = _between(lengths[0], lengths[-1]) if lanes[0].state == "running" else ""
         late = ""
-        if lengths[-1] > 2 * median(lengths) + 1:
+        if since and lengths[-1] > 2 * median(lengths) + 1:
             late = f"longest: {max(lanes, key=lambda lane: lane.phase_seconds or 0.0).name}"
-        yield _Row(_who(lanes, len(ranks)), doing, since, late or _inside(lanes))
+        yield _Row(_who(lanes, len(ranks)), doing, since, late or (_inside(lanes) if since else ""))
 
 
 def _who(lanes: Sequence[LaneNow], of: int) -> str:

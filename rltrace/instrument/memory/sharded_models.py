@@ -438,6 +438,7 @@ class Fsdp2Params(Params):
         held = memory.local(shard)
         return (
             None if held.is_cuda else self._place.of(held),  # as `of` says, and a call less
+            held.data_ptr() == 0,  # a program may empty storages, and fill them later
             param.sharded_state.value,
             -1 if grad is None else self._place_of_grad.of(memory.local(grad)),
             None if whole_grad is None else whole_grad.is_cuda,

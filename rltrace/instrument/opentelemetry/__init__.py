@@ -7,7 +7,8 @@ what the program's exporters get is what they get without us.
 - `no_op.py`: spans of a program that has the API alone.
 - `times.py`: when a span begins and ends on our clock, and how that is written.
 - `said.py`: what a span says: attributes, status, exceptions, links.
-- `context.py`: the context that crosses to other processes; `ray_calls.py` and `http.py` send it, `arrows.py` draws it.
+- `context.py`: the context that crosses to other processes; `ray_calls.py` and `http.py` send it, `vllm_requests.py`
+  gives it to vLLM, `arrows.py` draws it.
 
 To add a client of HTTP that carries the context, name its function that sends in `http.py`.
 
@@ -16,9 +17,12 @@ Source read: opentelemetry-api and opentelemetry-sdk 1.20 and 1.45.
 
 from __future__ import annotations
 
+from rltrace.events import OPENTELEMETRY
 from rltrace.hooks.patching import PatchSet, nothing_after
 from rltrace.instrument.opentelemetry import arrows, no_op, sdk
 
+EMITS = (OPENTELEMETRY,)
+"""How the names of their spans begin."""
 PROPAGATOR = "opentelemetry.trace.propagation.tracecontext:TraceContextTextMapPropagator"
 
 
@@ -30,8 +34,8 @@ class OpenTelemetry:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        patches.wrap("opentelemetry.trace:NoOpTracer.start_span", no_op.watch_tracer)
-        patches.around(f"{PROPAGATOR}.inject", arrows.leaves_by_propagator, nothing_after)
+        patches.wrap("opentelemetry.trace:NoOpTracer.start_span", no_op.watch_tracer, EMITS)
+        patches.around(f"{PROPAGATOR}.inject", arrows.leaves_by_propagator, nothing_after, EMITS)
 
 
 class OpenTelemetrySdk:
@@ -42,6 +46,6 @@ class OpenTelemetrySdk:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        patches.wrap("opentelemetry.sdk.trace:TracerProvider.__init__", sdk.watch_new_providers)
-        patches.wrap("opentelemetry.trace:_set_tracer_provider", sdk.watch_set_providers)
+        patches.wrap("opentelemetry.sdk.trace:TracerProvider.__init__", sdk.watch_new_providers, EMITS)
+        patches.wrap("opentelemetry.trace:_set_tracer_provider", sdk.watch_set_providers, EMITS)
         patches.when_imported("opentelemetry.sdk.trace", sdk.attach_to_set_provider)

@@ -16,10 +16,13 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from rltrace.events import OPENTELEMETRY
 from rltrace.hooks.environment import TRACE_CONTEXT_VARIABLE
 from rltrace.hooks.trajectories import of_trajectory
 from rltrace.instrument.opentelemetry import arrows
 
+JOINS = (OPENTELEMETRY,)
+"""How the names of spans begin that a context joins."""
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 
 _API = "opentelemetry.trace"

@@ -26,7 +26,7 @@ class RequestsContext:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         refuse_if_asked(patches)
-        patches.around("requests.sessions:Session.send", add_to_request, nothing_after)
+        patches.around("requests.sessions:Session.send", add_to_request, nothing_after, context.JOINS)
 
 
 class HttpxContext:
@@ -39,7 +39,7 @@ class HttpxContext:
         """Name the hooks."""
         refuse_if_asked(patches)
         for client in ("Client", "AsyncClient"):
-            patches.around(f"httpx._client:{client}.send", add_to_request, nothing_after)
+            patches.around(f"httpx._client:{client}.send", add_to_request, nothing_after, context.JOINS)
 
 
 class AiohttpContext:
@@ -51,7 +51,7 @@ class AiohttpContext:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         refuse_if_asked(patches)
-        patches.around("aiohttp.client_reqrep:ClientRequest.__init__", keep_self, add_to_made)
+        patches.around("aiohttp.client_reqrep:ClientRequest.__init__", keep_self, add_to_made, context.JOINS)
 
 
 def refuse_if_asked(patches: PatchSet) -> None:

@@ -68,6 +68,8 @@ class NoOpSpan:
         attributes = given.get("attributes") or {}
         self._attributes = len(attributes)
         known = said.attributes(attributes) | said.kind(given.get("kind")) | said.links(given.get("links"))
+        if context.is_valid:  # it came from elsewhere
+            known |= {"trace_id": said.hex_32(context.trace_id), "parent_id": said.hex_16(context.span_id)}
         self._begun: Begun | None = Begun(said.name_of(given.get("name")), known, given.get("start_time"))
 
     def __reduce__(self) -> Any:

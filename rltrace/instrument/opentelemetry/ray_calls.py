@@ -39,15 +39,20 @@ class RayContext:
         """Name the hooks."""
         if reason := context.refusal():
             patches.refuse(reason)
-        patches.wrap("ray.remote_function:_inject_tracing_into_function", give_parameter)
+        patches.wrap("ray.remote_function:_inject_tracing_into_function", give_parameter, context.JOINS)
         patches.when_imported("ray.remote_function", functools.partial(name_sending, patches))
-        patches.wrap(f"{MANAGER}._make_actor_method_executor", watch_executor)
+        patches.wrap(f"{MANAGER}._make_actor_method_executor", watch_executor, context.JOINS)
 
 
 def name_sending(patches: PatchSet, _hook: Hook) -> None:
     """Name the hook on what every call passes through."""
-    module = next(name for name in SIGNATURES if importlib.util.find_spec(name) is not None)
-    patches.arguments(f"{module}:flatten_args", send)
+    patches.arguments(f"{next(filter(_is_there, SIGNATURES))}:flatten_args", send, context.JOINS)
+
+
+def _is_there(module: str) -> bool:
+    """Tell whether a module can be imported; `find_spec` alone raises if its package cannot."""
+    package, _, _ = module.rpartition(".")
+    return importlib.util.find_spec(package) is not None and importlib.util.find_spec(module) is not None
 
 
 def send(_hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:

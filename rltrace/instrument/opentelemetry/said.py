@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rltrace.events import OPENTELEMETRY
+from rltrace.record import redaction
 from rltrace.record.encoding import MOST_LETTERS, plain_text, text_of
-from rltrace.record.manifest import REDACTED, is_secret, redact_text
 
 MOST_ATTRIBUTES = 32
 MOST_ITEMS = 16
@@ -128,7 +128,7 @@ def error(status: Any, given: Sequence[Any], attributes: Mapping[str, Any]) -> d
 def error_message(message: Any) -> dict[str, str]:
     """Return the first line of an error's message as an argument; nothing if there is none."""
     line = text_of(message).strip().partition("\n")[0].rstrip() if message else ""
-    return {"error_message": redact_text(line)} if line else {}
+    return {"error_message": redaction.text(line)} if line else {}
 
 
 def _exception_type(event: Any) -> str:
@@ -148,7 +148,7 @@ def _said_of(event: Any) -> Mapping[str, Any]:
 def _key(key: str) -> tuple[str, int]:
     """Return what an attribute is called as an argument, and what kind of value it has."""
     name = plain_text(str(key)[:MOST_LETTERS])
-    kind = _SECRET_KEY if is_secret(name) else _WRITTEN_KEY if _WRITTEN.search(name) else _PLAIN_KEY
+    kind = _SECRET_KEY if redaction.is_secret(name) else _WRITTEN_KEY if _WRITTEN.search(name) else _PLAIN_KEY
     return name if "." in name else OPENTELEMETRY + name, kind
 
 
@@ -158,14 +158,19 @@ def _value(value: Any, kind: int) -> Any:
     if isinstance(value, (int, float)):
         return value
     if kind == _SECRET_KEY:
-        return REDACTED
+        return redaction.REDACTED
     if isinstance(value, str):
         return f"{len(value)} letters" if kind == _WRITTEN_KEY else _text(value)
     if isinstance(value, (list, tuple)):
         if kind == _WRITTEN_KEY and any(isinstance(item, str) for item in value):
             return f"{len(value)} texts"
-        return [item if item.__class__ in _PLAIN else _value(item, kind) for item in value[:MOST_ITEMS]]
-    return f"<{type(value).__qualname__}>" if kind == _WRITTEN_KEY else _text(text_of(value))
+        return [_text(item) if isinstance(item, str) else _number(item) for item in value[:MOST_ITEMS]]
+    return _number(value)
+
+
+def _number(value: Any) -> Any:
+    """Return a number as it is. Of anything else it is the type: to print a tensor would wait for its GPU."""
+    return value if isinstance(value, (int, float)) else f"<{type(value).__qualname__}>"
 
 
 def _text(text: str) -> str:
@@ -174,4 +179,4 @@ def _text(text: str) -> str:
 
 @functools.lru_cache(4096)
 def _said(text: str) -> str:
-    return redact_text(plain_text(text))
+    return redaction.text(plain_text(text))

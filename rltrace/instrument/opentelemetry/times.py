@@ -12,10 +12,12 @@ import time
 from typing import Any
 
 from rltrace.host import clock
-from rltrace.record import spans
+from rltrace.record import lifecycle, spans
 
 NOW_NS = 1_000_000
 """A beginning that is told later than this was read elsewhere."""
+MOST_UNWRITTEN = 10_000
+"""So many spans are kept to be written at the end of the process if they do not end."""
 
 
 class Begun:
@@ -37,6 +39,8 @@ class Begun:
         self.name, self.args, self.start_ns, self.forks = name, args, now_ns - ago_ns, _forks
         is_now = may_be_written and 0 <= ago_ns < NOW_NS and not _has_begun_since(self.start_ns)
         self.is_written = is_now and spans.begin_automatic(name, self.start_ns, args)
+        if not self.is_written and spans.is_recording() and len(_unwritten) < MOST_UNWRITTEN:
+            _unwritten.add(self)
 
     def end(self, late: dict[str, Any], unix_ns: int | None) -> None:
         """End it, unless that is a forked child's copy of what its parent began.
@@ -45,6 +49,7 @@ class Begun:
             late: What it says at its end besides.
             unix_ns: When it ended; None for now.
         """
+        _unwritten.discard(self)
         if self.forks != _forks:
             return
         end_ns = clock.now_ns() if unix_ns is None else monotonic_ns(unix_ns)
@@ -65,6 +70,18 @@ def _has_begun_since(start_ns: int) -> bool:
     """Tell whether another span has begun since, which a span that is written now would have to enclose."""
     return spans.newest is not None and spans.newest.start_ns > start_ns
 
+
+_unwritten: set[Begun] = set()
+"""What has begun, is not written and has not ended."""
+
+
+def write_unended() -> None:
+    """Write what has an earlier beginning and no end, as the process ends."""
+    for begun in list(_unwritten):
+        begun.end({"never_ended": True}, None)
+
+
+lifecycle.when_stopped(write_unended)
 
 _forks = 0
 """How many forks there are between the program's first process and this one."""

@@ -70,8 +70,8 @@ def install_worker(patches: PatchSet) -> None:
     # Not the manager's: the engine is put to sleep once before the first step too.
     patches.span(f"{rollout}.sleep", "rollout.sleep", lambda _rollout, level: {"level": level})
     patches.span(f"{rollout}.end", "engine.end")
-    patches.span(f"{RUN}.offload:Offload.out", "offload.d2h", of_actor, moved_bytes)
-    patches.span(f"{RUN}.offload:Offload.back", "offload.h2d", of_actor, moved_bytes)
+    patches.span(f"{RUN}.offload:Offload.out", "actor.offload", late_args=moved_bytes)
+    patches.span(f"{RUN}.offload:Offload.back", "actor.onload", late_args=moved_bytes)
 
 
 def identify_worker(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -100,11 +100,6 @@ def generate_args(_rollout: Any, prompts: list[Any], seed: int, step: int) -> di
 def engine_memory(_batch: Any, rollout: Any, *_: Any, **__: Any) -> dict[str, Any]:
     """Return which process the engine is, and a digest of where its weights and its KV cache lie."""
     return {"engine": rollout.process.pid, "addresses": rollout.addresses}
-
-
-def of_actor(*_: Any, **__: Any) -> dict[str, Any]:
-    """Return what moves: parameters and optimizer state of the actor, other than FSDP2's copies of the ref."""
-    return {"what": "actor"}
 
 
 def moved_bytes(size_bytes: int, *_: Any, **__: Any) -> dict[str, Any]:

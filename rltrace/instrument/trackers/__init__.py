@@ -3,7 +3,8 @@
 In: the phases, samples and steps of this process, as they are recorded, and `RLTRACE_TRACKERS`, without which nothing
 here is done. Out: scalars named `rltrace/...`, per step. `totals.py` adds up a step, in memory. At its end they are
 queued, which is all that the program waits for: a thread (`handing.py`) gives them to the runs that are open then
-(`open_runs.py`), and what a tracker raises ends there.
+(`open_runs.py`), and what a tracker raises ends there. The thread adds what other processes did, as far as a process
+beside the run says so (`others.py`).
 
 To add a tracker, write a class like `WandbRun` in `open_runs.py`, and name its finder in `FINDERS` there.
 """
@@ -11,6 +12,7 @@ To add a tracker, write a class like `WandbRun` in `open_runs.py`, and name its 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +20,8 @@ from rltrace.events import STEP
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
-from rltrace.instrument.trackers.handing import HANDING
-from rltrace.instrument.trackers.open_runs import EVENT_FILES, open_runs
+from rltrace.instrument.trackers.handing import HANDING, Step
+from rltrace.instrument.trackers.open_runs import EVENT_FILES, find_runs, forget_file
 from rltrace.instrument.trackers.totals import Totals
 from rltrace.record import lifecycle, spans
 from rltrace.record.allocation_steps import step_number
@@ -72,13 +74,13 @@ def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def file_opened(writer: Any, result: Any, error: BaseException | None) -> None:
     """Note an event file that was opened."""
     if error is None:
-        EVENT_FILES.add(writer)
+        EVENT_FILES.append(weakref.ref(writer))
 
 
 def file_closes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write what is queued for an event file, before the program closes it."""
     HANDING.settle()
-    EVENT_FILES.discard(args[0])
+    forget_file(args[0])
 
 
 def run_closes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -133,9 +135,11 @@ class Follower:
             if begun is None or not self._hook.live:
                 return
             number, start_ns = begun
-            if number is not None and (runs := open_runs()):
+            if number is not None and (runs := find_runs()):
                 self._hook.row.fired()
-                HANDING.put(runs, number, self.totals.scalars(clock.now_ns() - start_ns))
+                recorder = spans.current()
+                recording = None if recorder is None else recorder.recording
+                HANDING.put(Step(runs, number, self.totals.end(clock.now_ns() - start_ns), recording))
         except own_failure() as error:
             self._hook.failed(error)
 

@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
-from rltrace.instrument.trackers.totals import PREFIX, STEP_NUMBER
+from rltrace.record.trackers import PREFIX, STEP_NUMBER
 
 
 class OpenRun(Protocol):
@@ -79,12 +79,17 @@ class EventFile:
         try:
             self._writer.add_event(event)
         except Exception:
-            EVENT_FILES.discard(self._writer)
+            forget_file(self._writer)
             raise
 
 
-EVENT_FILES: WeakSet[Any] = WeakSet()
-"""The writers of event files that the program has made."""
+EVENT_FILES: list[ref[Any]] = []
+"""The writers of event files that the program has made and not closed, the first one first."""
+
+
+def forget_file(writer: Any) -> None:
+    """Forget a writer that was closed, and those that nobody has any more."""
+    EVENT_FILES[:] = [known for known in EVENT_FILES if known() is not None and known() is not writer]
 
 
 def _of_wandb() -> OpenRun | None:
@@ -100,14 +105,16 @@ def _of_mlflow() -> OpenRun | None:
 
 
 def _of_tensorboard() -> OpenRun | None:
-    writer = next(iter(EVENT_FILES), None)
-    return None if writer is None else EventFile(writer)
+    for known in EVENT_FILES:
+        if (writer := known()) is not None:
+            return EventFile(writer)
+    return None
 
 
 FINDERS: tuple[Callable[[], OpenRun | None], ...] = (_of_wandb, _of_mlflow, _of_tensorboard)
 
 
-def open_runs() -> list[OpenRun]:
+def find_runs() -> list[OpenRun]:
     """Return the runs that are open now, of each tracker one."""
     found = (find() for find in FINDERS)
     return [run for run in found if run is not None]

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from rltrace.events import owner_of_counter
-
-PREFIX = "rltrace/"
-STEP_NUMBER = f"{PREFIX}step"
-"""The number of the step, for trackers whose own steps count something else."""
-
-GIB = 1 << 30
+from rltrace.record.trackers import GIB, STEP_SECONDS, of_peak, of_phase
 
 _owner = functools.lru_cache(1024)(owner_of_counter)
+
+
+class OfStep(NamedTuple):
+    """A step that has ended."""
+
+    step_ns: int
+    phase_ns: Mapping[str, int]
+    peak_bytes: Mapping[str, float]
+
+    def scalars(self) -> dict[str, float]:
+        """Return it as trackers call it."""
+        seconds = {of_phase(name): spent_ns / 1e9 for name, spent_ns in self.phase_ns.items()}
+        peaks = {of_peak(owner): size / GIB for owner, size in self.peak_bytes.items()}
+        return {STEP_SECONDS: self.step_ns / 1e9, **seconds, **peaks}
 
 
 class Totals:
@@ -40,8 +51,8 @@ class Totals:
             self._held_bytes[owner] = value
             self._peak_bytes[owner] = max(self._peak_bytes.get(owner, 0.0), value)
 
-    def scalars(self, step_ns: int) -> dict[str, float]:
-        """Return the step, as trackers call it."""
-        seconds = {f"{PREFIX}phase/{name}_seconds": spent_ns / 1e9 for name, spent_ns in self._phase_ns.items()}
-        peaks = {f"{PREFIX}memory/{owner}_peak_gib": size / GIB for owner, size in self._peak_bytes.items()}
-        return {f"{PREFIX}step_seconds": step_ns / 1e9, **seconds, **peaks}
+    def end(self, step_ns: int) -> OfStep:
+        """Return what was done in the step, which nobody changes from here on."""
+        ended = OfStep(step_ns, self._phase_ns, self._peak_bytes)
+        self.begin()
+        return ended

@@ -221,7 +221,7 @@ class Decoder:
         return of.value
 
     def show_open(self) -> None:
-        """Add the spans that are open now, without their arrows; they stay open."""
+        """Add the spans that are open now; they stay open."""
         self._check(self._library.rltrace_show_open(self._decoder))
 
     @property
@@ -231,9 +231,17 @@ class Decoder:
 
     @property
     def many_texts(self) -> int:
-        """How many texts and keys it holds."""
-        nowhere = ctypes.c_void_p(), ctypes.c_void_p()
-        return sum(self._library.rltrace_texts(self._decoder, of, *map(ctypes.byref, nowhere)) for of in (0, 1))
+        """How many texts it holds."""
+        return self._many(0)
+
+    @property
+    def many_keys(self) -> int:
+        """How many keys of arrows it holds."""
+        return self._many(1)
+
+    def _many(self, of: int) -> int:
+        nowhere = ctypes.byref(ctypes.c_void_p())
+        return int(self._library.rltrace_texts(self._decoder, of, nowhere, nowhere))
 
     def finish(self) -> None:
         """Add the spans that never ended."""

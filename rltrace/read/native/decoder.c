@@ -79,7 +79,7 @@ typedef struct {
     uint8_t is_out;
 } Flow;
 
-enum { AUTOMATIC = 1, ODD = 2, FINISHED = 4 }; /* flags of a span */
+enum { AUTOMATIC = 1, ODD = 2, FINISHED = 4, GOES_ON = 8 }; /* flags of a span */
 enum { WHOLE_SAMPLE = 1, BEYOND_BYTES = 2 };   /* flags of a sample */
 
 typedef struct {
@@ -438,6 +438,25 @@ static int grow_rows(Decoder *decoder) {
     return SOUND;
 }
 
+/* Add the arrows of a span to the row that is being added; give their places back if the span is over. */
+static int put_flows(Decoder *decoder, const Slot *slot, int is_over) {
+    Columns *to = &decoder->columns;
+    for (int32_t at = slot->first_flow; at != NONE;) {
+        Flow *flow = FLOW(decoder, at);
+        int32_t next = flow->next;
+        if (room(&to->flow_row, 8) || room(&to->flow_key, 4) || room(&to->flow_is_out, 1)) return NO_MEMORY;
+        PUT(to->flow_row, int64_t, decoder->rows);
+        PUT(to->flow_key, int32_t, flow->key);
+        PUT(to->flow_is_out, uint8_t, flow->is_out);
+        if (is_over) {
+            flow->next = decoder->free_flow;
+            decoder->free_flow = at;
+        }
+        at = next;
+    }
+    return SOUND;
+}
+
 /* Add the row of a span. Its encoded arguments are those of its beginning and the late ones. */
 static int put_row(Decoder *decoder, const Slot *slot, int64_t end_ns, int32_t lane, const uint8_t *late,
                    uint32_t late_bytes, int flags) {
@@ -465,17 +484,7 @@ static int put_row(Decoder *decoder, const Slot *slot, int64_t end_ns, int32_t l
         int state = pick(decoder, late, late + late_bytes);
         if (state || append(&to->blobs, late, late_bytes)) return state ? state : NO_MEMORY;
     }
-    for (int32_t at = slot->first_flow; at != NONE;) {
-        Flow *flow = FLOW(decoder, at);
-        int32_t next = flow->next;
-        if (room(&to->flow_row, 8) || room(&to->flow_key, 4) || room(&to->flow_is_out, 1)) return NO_MEMORY;
-        PUT(to->flow_row, int64_t, decoder->rows);
-        PUT(to->flow_key, int32_t, flow->key);
-        PUT(to->flow_is_out, uint8_t, flow->is_out);
-        flow->next = decoder->free_flow;
-        decoder->free_flow = at;
-        at = next;
-    }
+    if (put_flows(decoder, slot, !(flags & GOES_ON))) return NO_MEMORY;
     decoder->rows++;
     return SOUND;
 }
@@ -862,8 +871,8 @@ static int by_place(const void *left, const void *right) {
     return one->began < other->began ? -1 : 1;
 }
 
-/* Add rows for the spans that are open; they have their arrows only if they are never to end. */
-static int put_open(Decoder *decoder, int is_end) {
+/* Add rows for the spans that are open. */
+static int put_open(Decoder *decoder, int flags) {
     const Slot **open = malloc((decoder->many_open + 1) * sizeof *open);
     if (!open) return NO_MEMORY;
     size_t many = 0;
@@ -871,11 +880,8 @@ static int put_open(Decoder *decoder, int is_end) {
         if (!SLOT(decoder, at)->is_early) open[many++] = SLOT(decoder, at);
     qsort(open, many, sizeof *open, by_place);
     int state = SOUND;
-    for (size_t n = 0; n < many && !state; n++) {
-        Slot shown = *open[n];
-        if (!is_end) shown.first_flow = NONE; /* they stay with the span until it ends */
-        state = put_row(decoder, &shown, OPEN, lane_of(open[n]), NULL, 0, 0);
-    }
+    for (size_t n = 0; n < many && !state; n++)
+        state = put_row(decoder, open[n], OPEN, lane_of(open[n]), NULL, 0, flags);
     free(open);
     return state;
 }
@@ -883,11 +889,11 @@ static int put_open(Decoder *decoder, int is_end) {
 /* Add rows for the spans that never ended, and count the ends that lost their beginning. */
 PUBLIC int rltrace_finish(Decoder *decoder) {
     decoder->orphans += (int64_t)decoder->many_early;
-    return put_open(decoder, 1);
+    return put_open(decoder, 0);
 }
 
 /* Add rows for the spans that are open now, which will have rows again. */
-PUBLIC int rltrace_show_open(Decoder *decoder) { return put_open(decoder, 0); }
+PUBLIC int rltrace_show_open(Decoder *decoder) { return put_open(decoder, GOES_ON); }
 
 /* How many ends wait for a beginning that was not read yet. */
 PUBLIC int64_t rltrace_early(const Decoder *decoder) { return (int64_t)decoder->many_early; }

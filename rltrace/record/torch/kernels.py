@@ -224,28 +224,38 @@ def _mark(profiling: _Profiling) -> None:
 
 def _write(profiling: _Profiling, end_ns: int) -> str | None:
     """Write every operator and kernel, and a span around them; return what is missing."""
-    events = profiling.profile.profiler.kineto_results.events()
-    marks = sorted((e.start_ns(), e.start_ns() + e.duration_ns()) for e in events if e.name() == MARK and _is_host(e))
+    operators, launched = _parted(profiling.profile.profiler.kineto_results.events())
+    marks = sorted((e.start_ns(), e.start_ns() + e.duration_ns()) for e in operators if e.name() == MARK)
     clocks = clock_map(marks, profiling.windows)
-    launches = Launches.of(events)
-    operators = kernels = 0
-    for event in events:
-        if event.name() == MARK or (not _is_host(event) and event.is_user_annotation()):
-            continue
-        start_ns = clocks.host_ns(event.start_ns())
-        is_host = _is_host(event)
-        operators, kernels = operators + is_host, kernels + (not is_host)
-        spans.automatic_span_at(
-            (OPERATOR if is_host else KERNEL) + event.name(),
-            start_ns,
-            start_ns + event.duration_ns(),
-            lane=_lane(event),
-            error_ns=clocks.error_ns,
-            **({} if is_host else launches.said(event)),
-        )
-    said = {**profiling.args, "operators": operators, "kernels": kernels, "error_ns": clocks.error_ns}
-    spans.automatic_span_at(KERNELS_KEPT, profiling.start_ns, end_ns, lane=KEPT_LANE, **said)
+    launches = Launches.of(operators)
+    operators = [event for event in operators if event.name() != MARK]
+    kernels = [event for event in launched if event.name() != MARK and not event.is_user_annotation()]
+    for event in operators:
+        _write_event(OPERATOR, event, event.start_thread_id(), clocks)
+    for event in kernels:
+        _write_event(KERNEL, event, event.device_resource_id(), clocks, **launches.said(event))
+    said = {"operators": len(operators), "kernels": len(kernels), "error_ns": clocks.error_ns}
+    spans.automatic_span_at(KERNELS_KEPT, profiling.start_ns, end_ns, lane=KEPT_LANE, **profiling.args, **said)
     return NO_KERNELS if profiling.has_device and not kernels else None
+
+
+def _parted(events: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the events of the host, and those of devices."""
+    from torch.autograd import DeviceType
+
+    host = DeviceType.CPU
+    of_host: list[Any] = []
+    of_devices: list[Any] = []
+    for event in events:
+        (of_host if event.device_type() == host else of_devices).append(event)
+    return of_host, of_devices
+
+
+def _write_event(kind: str, event: Any, row: int, clocks: ClockMap, **said: Any) -> None:
+    """Write an event on the row of its thread or stream."""
+    start_ns = clocks.host_ns(event.start_ns())
+    end_ns = start_ns + event.duration_ns()
+    spans.automatic_span_at(kind + event.name(), start_ns, end_ns, lane=row + 1, error_ns=clocks.error_ns, **said)
 
 
 class Launches(NamedTuple):
@@ -255,17 +265,16 @@ class Launches(NamedTuple):
     operators: dict[int, str]
 
     @classmethod
-    def of(cls, events: Iterable[Any]) -> Launches:
+    def of(cls, of_host: Iterable[Any]) -> Launches:
         """Find them: calls of CUDA's runtime and driver have names such as cudaLaunchKernel and cuLaunchKernel."""
         launched_ns: dict[int, int] = {}
         operators: dict[int, str] = {}
-        for event in events:
-            if _is_host(event):
-                number = event.correlation_id()
-                if event.name().startswith(("cu", "hip")):
-                    launched_ns[number] = event.start_ns()
-                elif number:
-                    operators[number] = event.name()
+        for event in of_host:
+            number = event.correlation_id()
+            if event.name().startswith(("cu", "hip")):
+                launched_ns[number] = event.start_ns()
+            elif number:
+                operators[number] = event.name()
         return cls(launched_ns, operators)
 
     def said(self, kernel: Any) -> dict[str, Any]:
@@ -278,15 +287,6 @@ class Launches(NamedTuple):
         if operator is not None:
             found["operator"] = operator
         return found
-
-
-def _is_host(event: Any) -> bool:
-    return str(event.device_type()).endswith("CPU")
-
-
-def _lane(event: Any) -> int:
-    """Return the thread of an operator, or the stream of a kernel."""
-    return int(event.start_thread_id() if _is_host(event) else event.device_resource_id()) + 1
 
 
 def clock_map(marks: list[tuple[int, int]], windows: list[tuple[int, int]]) -> ClockMap:

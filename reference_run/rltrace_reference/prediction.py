@@ -1,16 +1,65 @@
-"""What a variant will hold in each phase, from shapes and settings alone, and the first phase that has no room."""
+"""Whether a run will fit, asked before it runs: `rltrace plan` knows GPUs, shapes alone say it of a laptop."""
 
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
-from rltrace_reference.config import BF16_BYTES, Config
+import msgspec
+
+from rltrace_reference.config import BF16_BYTES, MEBIBYTE, Config
 
 FP32_BYTES = 4
 ADAM_STATES = 2
 
 Owners = dict[str, int]
 """Bytes by owner."""
+
+
+NO_ROOM = ("does not fit", "the engine refuses to start")
+"""Verdicts of `rltrace plan` about runs that are not worth starting."""
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """What was said beforehand."""
+
+    phase: str | None
+    """The phase that has no room, of several the one that plan finds fullest; None if all have."""
+    reason: str
+    """Why the run cannot fit; empty if it may."""
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """What is read of `rltrace plan --json`."""
+
+    verdict: str
+    peak_phase: str
+
+
+def foretell(file: Path, config: Config, limit_bytes: int) -> Prediction:
+    """Say whether a run fits, without running it.
+
+    Args:
+        file: Its configuration.
+        config: The same, checked.
+        limit_bytes: Memory of a rank's device.
+    """
+    plan = _planned(file, limit_bytes) if config.device == "cuda" and config.rollout.wake_up != "relaunch" else None
+    if plan is None:
+        phase = first_without_room(predict(config, limit_bytes), limit_bytes)
+        return Prediction(phase, "" if phase is None else f"no room in {phase}")
+    fails = plan.verdict in NO_ROOM
+    return Prediction(plan.peak_phase if fails else None, f"plan: {plan.verdict}" if fails else "")
+
+
+def _planned(file: Path, card_bytes: int) -> _Plan | None:
+    """Return what `rltrace plan` says of a configuration on such a card; None if it cannot plan it."""
+    gpu = f"{card_bytes // MEBIBYTE}MiB"
+    command = [sys.executable, "-m", "rltrace", "plan", str(file), "--json", "--gpu", gpu]
+    done = subprocess.run(command, check=False, capture_output=True)
+    return msgspec.json.decode(done.stdout, type=_Plan) if done.returncode == 0 else None
 
 
 def predict(config: Config, limit_bytes: int) -> dict[str, Owners]:

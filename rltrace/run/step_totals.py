@@ -1,0 +1,120 @@
+"""What all processes of a run did in each step, for the trackers that one of them has open: a process beside the run
+reads what the others append, and writes a line per step into the Recording.
+
+The process that has the tracker open reads the line in a thread (`rltrace/instrument/trackers/`), and none of them
+waits for this one. A step that is shorter than `PERIOD_SECONDS` may have no line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+from rltrace.analysis.figures import figures
+from rltrace.analysis.metrics import Metrics, Together
+from rltrace.events import owner_of_counter
+from rltrace.read.columns import of_events
+from rltrace.read.following import Follower, News
+from rltrace.read.recording import Recording
+from rltrace.record import trackers
+from rltrace.run.sidecar import Sidecar, is_over
+
+PERIOD_SECONDS = 0.5
+"""Time between two looks at what was appended."""
+NICENESS = 10
+"""It gets a processor that the program leaves, as far as that is possible."""
+FINDINGS_SECONDS = 60.0
+"""How old findings are at least, before they are computed anew ..."""
+FINDINGS_SHARE = 0.05
+"""... and the most of its time that computing them may take."""
+
+
+def start(recording: Path) -> Sidecar:
+    """Start it beside a run.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return Sidecar("rltrace.run.step_totals", str(recording))
+
+
+class StepTotals:
+    """Follows a run, and says what each of its steps was."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._follower = Follower(recording)
+        self._metrics = Metrics()
+        self._held_bytes: dict[tuple[str, str], float] = {}
+        """By process and owner."""
+        self._peak_bytes: dict[tuple[str, str], float] = {}
+        """Of the step that runs."""
+        self._findings: dict[str, float] = {}
+        self._findings_due = time.monotonic() + FINDINGS_SECONDS
+        self._told = 0
+        """How many steps had ended when the last line was written."""
+
+    def poll(self) -> dict[str, object] | None:
+        """Read what was appended; return the line of the step that has ended since."""
+        self._read()
+        ended = sum(one.steps.count for one in self._metrics.of_process.values())
+        if ended == self._told:
+            return None
+        self._told = ended
+        self._read()  # of processes that were looked at before the step ended
+        together = Together(self._follower.processes, self._metrics, is_live=True)
+        steps = together.steps()
+        scalars = dict(self._findings)
+        for _, phase, seconds in together.phase_seconds():
+            name = trackers.of_phase(phase)
+            scalars[name] = max(scalars.get(name, 0.0), seconds)
+        for (_, owner), size in self._peak_bytes.items():
+            name = trackers.of_peak(owner)
+            scalars[name] = max(scalars.get(name, 0.0), size / trackers.GIB)
+        self._peak_bytes = dict(self._held_bytes)
+        return {"step": steps.number, "scalars": scalars}
+
+    def judge(self) -> None:
+        """Compute what bounds a step, if that is due."""
+        began = time.monotonic()
+        if began < self._findings_due:
+            return
+        found = figures(Recording.open(self._follower.recording.path)).why.findings
+        prices = [(one.id, one.seconds_per_step) for one in found]
+        self._findings = {trackers.of_finding(name): price for name, price in prices if price is not None}
+        ended = time.monotonic()
+        self._findings_due = ended + max(FINDINGS_SECONDS, (ended - began) / FINDINGS_SHARE)
+
+    def _read(self) -> None:
+        for news in self._follower.poll():
+            self._add(news)
+            if news.process.end_ns is not None:
+                self._held_bytes = {key: size for key, size in self._held_bytes.items() if key[0] != news.process.key}
+
+    def _add(self, news: News) -> None:
+        for rows in of_events((*news.ended, *news.samples)):
+            self._metrics.add(news.process, rows)
+        for sample in news.samples:
+            owner = owner_of_counter(sample.name)
+            if owner is not None and math.isfinite(sample.value):
+                key = (news.process.key, owner)
+                self._held_bytes[key] = sample.value
+                self._peak_bytes[key] = max(self._peak_bytes.get(key, 0.0), sample.value)
+
+
+def main(folder: str) -> None:
+    """Write lines until the run ends."""
+    os.nice(NICENESS)
+    totals = StepTotals(Recording.open(folder))
+    with (Path(folder) / trackers.FILE).open("a", buffering=1) as file:
+        while not is_over(PERIOD_SECONDS):
+            if (line := totals.poll()) is not None:
+                file.write(f"{json.dumps(line)}\n")
+            totals.judge()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
