@@ -163,7 +163,8 @@ def test_equal_ranks_share_a_row(recorded: dict[str, Recording]) -> None:
 def test_owners_at_the_phases_peak(recorded: dict[str, Recording]) -> None:
     """The table of owners by phases says what each held at the phase's peak.
 
-    Of each GPU that is not as another one: a row an owner that held something, a column a phase, in GiB; the last row is all that is used.
+    Of each GPU that is not as another one: a row an owner that held something, a column a phase, in GiB; the last row
+    is all that is used.
     """
     devices = summarize(recorded["streams"]).memory
     lines = screen(recorded["streams"], 160, whole=True)
