@@ -49,9 +49,9 @@ lint: $(VENV)/dev.done  ## Check style and types
 	$(BIN)/mypy
 
 .PHONY: test
-test: native lint perfetto verl  ## Install everything and run every test, two files at a time
-	$(BIN)/python -m compileall -q rltrace exporters reference_run  # once: with PYTHONDONTWRITEBYTECODE each process would
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: native lint perfetto verl  ## Install everything and run every test, three files at a time
+	$(BIN)/python -m compileall -q rltrace exporters reference_run tests  # once: with PYTHONDONTWRITEBYTECODE each process would
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-hostile
 test-hostile: $(VENV)/dev.done  ## Run the tests that take long: damaged Recordings by the thousand, a run until it has learned

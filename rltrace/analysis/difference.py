@@ -183,6 +183,7 @@ def difference(
     work = [_work(summary) for summary in (a, b)]
     held = [_held(summary) for summary in (a, b)]
     have_steps = all(summary.steady is not None for summary in (a, b))
+    names = {*phases[0], *driver[0]}, {*phases[1], *driver[1]}
     return Difference(
         version=VERSION,
         a=_side(a),
@@ -190,7 +191,7 @@ def difference(
         same_program=same_program,
         settings=[*_of_machines(a.run, b.run), *settings],
         step_change=change(*steps),
-        findings=[] if whys is None else finding_changes(*whys),
+        findings=[] if whys is None else finding_changes(*whys, phases=names),
         step=_seconds(STEP, *steps, have_steps=have_steps) if any(steps) else None,
         phases=_by_name(phases, have_steps),
         driver=[own for own in _by_name(driver, have_steps) if own.name in only_drivers],

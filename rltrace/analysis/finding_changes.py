@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 
@@ -37,13 +37,34 @@ class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
     """`seconds_per_step`, `once_seconds`, `bytes` or `bound_seconds`."""
 
 
-def finding_changes(a: Why, b: Why) -> list[FindingChange]:
-    """Compare the findings of two runs; what is alike is left out, and what one run could not judge too."""
+def finding_changes(a: Why, b: Why, phases: tuple[Collection[str], Collection[str]] = ((), ())) -> list[FindingChange]:
+    """Compare the findings of two runs; what is alike is left out, and what one run could not judge too.
+
+    A finding about phases that the other run does not have is gone with them, or came with them.
+
+    Args:
+        a: What bounds the steps of the run to compare with.
+        b: What bounds those of the other run.
+        phases: Names of the phases of each; of a run without any, nothing is known.
+    """
     several = _several(a) | _several(b)
     before, after = _by_place(a, several), _by_place(b, several)
-    unknown = {one.id for found in (a, b) for one in found.unjudged}
-    places = [place for place in dict.fromkeys((*after, *before)) if place[0] not in unknown]
-    return [found for place in places for found in _change(before.get(place), after.get(place))]
+    unknown_a, unknown_b = ({one.id for one in found.unjudged} for found in (a, b))
+    changes: list[FindingChange] = []
+    for place in dict.fromkeys((*after, *before)):
+        old, new = before.get(place), after.get(place)
+        if place[0] in unknown_a and not _is_foreign(new, phases[0]):
+            continue
+        if place[0] in unknown_b and not _is_foreign(old, phases[1]):
+            continue
+        changes += _change(old, new)
+    return changes
+
+
+def _is_foreign(one: Finding | None, phases: Collection[str]) -> bool:
+    """Return whether a finding is about phases that the other run does not have."""
+    about = set() if one is None else set(one.evidence.phases)
+    return bool(about and phases) and about.isdisjoint(phases)
 
 
 Place = tuple[str, tuple[str, ...]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from rltrace.analysis.observations import Observations
@@ -39,6 +41,16 @@ class HookFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Why its spans cannot be in this run; None if they can."""
     never_fired: bool
     """Whether it is installed and its spans should be in this run, yet nothing called it."""
+
+
+def made_by(hooks: Iterable[HookFigures]) -> frozenset[str]:
+    """Return names of the spans that hooks made."""
+    return frozenset(span for hook in hooks if hook.fired for span in hook.emits)
+
+
+def is_not_needed(hook: HookFigures, made: frozenset[str]) -> bool:
+    """Return whether a hook never fired because another one made its spans: a framework has several ways to one."""
+    return hook.never_fired and bool(hook.emits) and made.issuperset(hook.emits)
 
 
 def hooks(seen: Observations) -> list[HookFigures]:

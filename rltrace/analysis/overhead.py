@@ -19,6 +19,8 @@ from rltrace.host import regular_file
 from rltrace.limits import LIMITS, Limits
 from rltrace.read.recording import Process, Recording
 
+VERSION = 2
+"""Version of the JSON."""
 LEAST_PAIRS = 20
 """Pairs of steps that are needed to show how much a step's time varies."""
 LEAST_ROUNDS = 6
@@ -102,18 +104,20 @@ class ProcessCost(msgspec.Struct, frozen=True, kw_only=True):
     """Cost of one span, as measured in that process."""
     device_span_ns: float
     events_seconds: float
-    edges_seconds: float
+    looks_seconds: float
     """Time spent at phase boundaries to measure who holds the memory."""
 
     @property
     def seconds(self) -> float:
         """All of it together."""
-        return self.events_seconds + self.edges_seconds
+        return self.events_seconds + self.looks_seconds
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a measurement."""
 
+    version: int
+    """Version of the JSON, raised like that of `Summary`; format 1 did not say its own."""
     measurement: Measurement
     limit: float
     comparisons: list[Comparison]
@@ -228,6 +232,7 @@ def read_overhead(folder: Path, limit: float, limits: Limits = LIMITS) -> Overhe
     bookkeeping = [costs for costs in found if costs]
     plain_s = float(np.mean([off_s for _, off_s in pairs])) if pairs else 0.0
     return Overhead(
+        version=VERSION,
         measurement=measurement,
         limit=limit,
         comparisons=[
@@ -350,7 +355,7 @@ def _process_cost(process: Process, lane: str, windows: Intervals) -> ProcessCos
         span_ns=costs["span"],
         device_span_ns=device_span_ns,
         events_seconds=(events_ns + device_spans * device_span_ns) / steps / 1e9,
-        edges_seconds=edges_ns / steps / 1e9,
+        looks_seconds=edges_ns / steps / 1e9,
     )
 
 

@@ -35,6 +35,21 @@ TRAJECTORY_SECONDS, TRAJECTORY_TOKENS, TURNS, TOOL_SECONDS = (
 )  # fmt: skip
 REQUEST_SECONDS, QUEUE_SECONDS, FIRST_TOKEN_SECONDS = "request_seconds", "queue_seconds", "first_token_seconds"
 TOKENS_PER_SECOND, PROMPT_TOKENS, TOKENS = "decode_tokens_per_second", "prompt_tokens", "tokens"
+NAMES = {
+    TRAJECTORY_SECONDS: "trajectory",
+    TURNS: "turns of a trajectory",
+    TRAJECTORY_TOKENS: "tokens of a trajectory",
+    TOOL_SECONDS: "tools of a trajectory",
+    REQUEST_SECONDS: "request",
+    QUEUE_SECONDS: "waiting in the engine",
+    FIRST_TOKEN_SECONDS: "time to first token",
+    TOKENS_PER_SECOND: "tokens per second after it",
+    PROMPT_TOKENS: "tokens of a prompt",
+    TOKENS: "tokens of a response",
+}
+"""What each distribution is called, in the order in which they are shown."""
+SECONDS = frozenset({TRAJECTORY_SECONDS, TOOL_SECONDS, REQUEST_SECONDS, QUEUE_SECONDS, FIRST_TOKEN_SECONDS})
+"""Those that are lengths."""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):

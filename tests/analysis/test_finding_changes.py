@@ -77,6 +77,28 @@ def test_what_one_could_not_judge_is_no_change(tmp_path: Path) -> None:
     assert "slow_tools" not in [one.id for one in finding_changes(without, with_tools)]
 
 
+def test_gone_with_its_phase(tmp_path: Path) -> None:
+    """A finding about a phase that the other run does not have is gone with it, though nobody could judge it there."""
+
+    def tools(run: PlantedRun) -> None:
+        run.gap["rollout.sleep"] = 0.5
+        run.elsewhere = lambda run, step, begin, end: [span("agent_loop.tool_call", end, end + 0.5)]
+
+    with_tools, without = judged(tmp_path / "a", tools), judged(tmp_path / "b")
+    (finding,) = [one for one in with_tools.findings if one.id == "slow_tools"]
+    about = set(finding.evidence.phases)
+    assert about
+    others = {"actor.update", "ref.log_prob"} - about
+    for before, after, phases, change in (
+        (with_tools, without, (about | others, others), "gone"),
+        (without, with_tools, (others, about | others), "new"),
+    ):
+        found = [one.change for one in finding_changes(before, after, phases) if one.id == "slow_tools"]
+        assert found == [change]
+    both = (about | others, about | others)
+    assert "slow_tools" not in [one.id for one in finding_changes(with_tools, without, both)]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [

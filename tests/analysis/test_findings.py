@@ -77,6 +77,8 @@ def test_slow_rank_in_turns(tmp_path: Path) -> None:
     finding = planted(tmp_path, "slow_rank", plant)
     has_price(finding, 0.75)
     assert finding.evidence.ranks == [0, 1, 2, 3] and finding.evidence.phases == ["actor.update"]
+    advice = " ".join(setting.change for setting in finding.settings)
+    assert "this rank" not in advice and "another in each step" in advice
 
 
 def test_two_ranks_in_turns_are_noise(tmp_path: Path) -> None:

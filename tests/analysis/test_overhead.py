@@ -223,7 +223,7 @@ def test_bookkeeping_of_recorded_steps(tmp_path: Path) -> None:
     slower = found["rank 1 worker"]
     assert (slower.spans, slower.device_spans, slower.samples, slower.arrows) == (6 / 2, 1 / 2, 3 / 2, 0), "of a step"
     assert slower.events_seconds == pytest.approx((6 * 1e-6 + 9e-6 + 3 * 1e-7) / 2)
-    assert slower.edges_seconds == pytest.approx(0.25 / 2)
+    assert slower.looks_seconds == pytest.approx(0.25 / 2)
     expected_s = slower.seconds + found["driver"].seconds
     assert bookkept_cost([*found.values()], 10.0) == pytest.approx(expected_s / 10)
 

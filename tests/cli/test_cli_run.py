@@ -19,7 +19,7 @@ from reference_runs import LAPTOP, QUICK, write_config
 
 from rltrace.analysis import Summary, summarize
 from rltrace.cli.run import report
-from rltrace.errors import RecordingError, RunError
+from rltrace.errors import RunError
 from rltrace.read.recording import Process, Recording
 from rltrace.run.supervisor import Death, Outcome
 
@@ -129,9 +129,8 @@ def going_on(tmp_path: Path) -> Iterator[Callable[[int], tuple[subprocess.Popen[
         command = [*RLTRACE, "run", str(config), "--out", str(folder)]
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(run)
-        while not _has_ended_a_step(folder):
-            assert run.poll() is None, run.communicate()
-            time.sleep(0.3)
+        assert run.stdout is not None
+        assert any(line.startswith("step   0 ") for line in run.stdout), run.communicate()
         return run, folder
 
     yield start
@@ -139,13 +138,6 @@ def going_on(tmp_path: Path) -> Iterator[Callable[[int], tuple[subprocess.Popen[
         if run.poll() is None:
             run.send_signal(signal.SIGTERM)
             run.communicate()
-
-
-def _has_ended_a_step(folder: Path) -> bool:
-    try:
-        return any(step.end_seconds for step in summarize(Recording.open(folder)).steps)
-    except RecordingError:  # not made yet
-        return False
 
 
 def _everything_is_gone(folder: Path) -> Summary:

@@ -24,6 +24,7 @@ from rltrace.analysis import summarize
 from rltrace.cli import tables
 from rltrace.cli.tables import figures, show
 from rltrace.cli.tables.fit import Column, Figures, bars, words
+from rltrace.cli.tables.memory import is_alike
 from rltrace.cli.tables.phases import SLIGHT
 from rltrace.cli.tables.problems import problems
 from rltrace.read import ending
@@ -155,18 +156,21 @@ def test_equal_ranks_share_a_row(recorded: dict[str, Recording]) -> None:
     assert "0.747-0.749" in generate
     assert not any("rank 3" in line and "GPU-" in line for line in lines)
     whole = screen(recorded["gpus"], whole=True)
-    assert sum(line.startswith("Memory of rank ") and "by phase" in line for line in whole) == 4
+    assert sum(line.startswith("Memory of rank ") and "by phase" in line for line in whole) == 1
+    assert sum(line.startswith("As rank 0's: ") for line in whole) == 3
 
 
 def test_owners_at_the_phases_peak(recorded: dict[str, Recording]) -> None:
     """The table of owners by phases says what each held at the phase's peak.
 
-    Of each GPU: a row an owner that held something, a column a phase, in GiB; the last row is all that is used.
+    Of each GPU that is not as another one: a row an owner that held something, a column a phase, in GiB; the last row
+    is all that is used.
     """
     devices = summarize(recorded["streams"]).memory
     lines = screen(recorded["streams"], 160, whole=True)
     assert len(devices) == 4
-    for device in devices:
+    drawn = [device for device in devices if not any(is_alike(device, one) for one in devices[: devices.index(device)])]
+    for device in drawn:
         at = lines.index(f"Memory of {device.lane} by phase, each at its peak, GiB")
         rows, numbered = table_below(lines, at)
         phases = [moment for moment in device.phases if moment.step is not None]
@@ -380,11 +384,21 @@ def test_hooks_by_kind(tmp_path: Path) -> None:
     assert not any(line.startswith("not traced: unwanted") for line in lines)
     rows = [" ".join(line.split()) for line in screen(recording, whole=True)]
     told = (
-        "old 0 skipped: torch 1.0 is older than 2.11", "unused 0 never fired", "of_no_span 0 never fired",
+        "old 0 skipped: torch 1.0 is older than 2.11", "unused 0 never fired",
+        "of_no_span 0 never fired",
         "other_way 0 not needed: another hook made its spans",
     )  # fmt: skip
     for row in told:
         assert row in rows
+
+
+def test_alike_devices_share_tables() -> None:
+    """Devices whose rows are within 1 % of each other have one pair of tables; of the others the screen says so."""
+    lines = screen(Recording.open(VERL), whole=True)
+    assert [line for line in lines if line.startswith("Memory of rank ") and " by phase" in line] == [
+        "Memory of rank 0 by phase, each at its peak, GiB"
+    ]
+    assert sum(line.startswith("As rank 0's: no row differs by more than 1% of the peak") for line in lines) == 3
 
 
 def test_first_screen_promises(recorded: dict[str, Recording], tmp_path: Path) -> None:

@@ -492,7 +492,7 @@ def schedules(draw: st.DrawFn) -> list[tuple[str, int]]:
     return events
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schedule=schedules())
 def test_any_order_is_imported_exactly(
     importer: Importer, tmp_path_factory: pytest.TempPathFactory, schedule: list[tuple[str, int]]

@@ -41,7 +41,7 @@ def test_alarm_while_the_output_goes(alarm: None) -> None:
     between = Between()
     between.ends(kept[0])
     with pytest.raises(LateError):
-        signal.setitimer(signal.ITIMER_REAL, 0.002)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
         max(itertools.repeat(0, 2_000_000), default=kept.pop())  # at its end nobody has the output any more
         for _ in range(2):
             pass

@@ -489,13 +489,14 @@ def test_span_ends_in_another_thread(folder: Path, process_of: ReadProcess, span
 
 def test_signal_handlers_may_record(folder: Path, process_of: ReadProcess) -> None:
     """Whatever they interrupt: here the main thread's own records, segment changes included."""
-    handled = 0
+    handled, is_over = 0, False
 
     def handler(*_: object) -> None:
         nonlocal handled
         with rltrace.span("handler", n=handled, filler="x" * 20_000):
             handled += 1
-        signal.setitimer(signal.ITIMER_REAL, 0.0005)
+        if not is_over:
+            signal.setitimer(signal.ITIMER_REAL, 0.0005)
 
     rltrace.start(folder)
     before = signal.signal(signal.SIGALRM, handler)
@@ -506,6 +507,7 @@ def test_signal_handlers_may_record(folder: Path, process_of: ReadProcess) -> No
             with rltrace.span("main", filler="x" * 20_000):
                 done += 1
     finally:
+        is_over = True  # first: a handler that comes in the next line would set the timer again
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     rltrace.stop()

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]  # two whole runs: minu
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One round: a traced run and one without hooks."""
     folder = tmp_path_factory.mktemp("overhead")
-    config = write_config(folder, **TINY)
+    config = write_config(folder, ranks=1, **TINY)
     command = ["overhead", str(config), "--out", str(folder / "out"), "--rounds", "1", "--pairs", str(PAIRS)]
     done = subprocess.run([*RLTRACE, *command], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -42,7 +42,7 @@ def test_switched_off_step_is_unrecorded(measured: Path) -> None:
     on = [step for step in steps if step.args["recorded"] is True]
     assert (len(off), len(on)) == (PAIRS, PAIRS + measure_overhead.WARM_UP_STEPS)
     recorded = {process for process in events if process.role in ("driver", "worker", "engine")}
-    assert len(recorded) == 5
+    assert sorted(process.role for process in recorded) == ["driver", "engine", "worker"]
     for process in recorded:
         assert len(process.pauses) == PAIRS
         for begin_ns, end_ns in process.pauses:
@@ -71,9 +71,7 @@ def test_unrecorded_steps_are_no_zeros(measured: Path) -> None:
 def test_every_process_measured_its_costs(measured: Path) -> None:
     """Every process measured its own costs, and the run without hooks recorded nothing."""
     found = read_overhead(measured, limit=0.005)
-    assert {cost.process for cost in found.bookkeeping} == {
-        "driver", "rank 0 worker", "rank 1 worker", "rank 0 engine", "rank 1 engine"
-    }  # fmt: skip
+    assert {cost.process for cost in found.bookkeeping} == {"driver", "rank 0 worker", "rank 0 engine"}
     assert all(cost.spans > 0 and cost.span_ns > 0 for cost in found.bookkeeping)
     assert found.bookkept_cost is not None and 0 < found.bookkept_cost < 1
     assert [comparison.verdict for comparison in found.comparisons] == ["inconclusive"] * 2

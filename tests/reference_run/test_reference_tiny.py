@@ -13,7 +13,7 @@ from rltrace.read.recording import Recording
 
 pytestmark = pytest.mark.run
 
-PLACES = ("rank 0 worker", "rank 1 worker", "rank 0 engine", "rank 1 engine")
+PLACES = ("rank 0 worker", "rank 0 engine")
 
 SAY_WHAT_IS_FROZEN = """
 import gc, os, threading, time
@@ -49,7 +49,7 @@ def tiny(folder_of_said: Path, tmp_path_factory: pytest.TempPathFactory) -> Reco
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(path), prepend=os.pathsep)
         chosen = {"steps": [1]}
-        return record(tmp_path_factory.mktemp("tiny"), steps=4, kernels=chosen, allocations=chosen, **TINY)
+        return record(tmp_path_factory.mktemp("tiny"), ranks=1, steps=3, kernels=chosen, allocations=chosen, **TINY)
 
 
 def test_operators_of_the_chosen_step(tiny: Recording) -> None:

@@ -21,7 +21,7 @@ from rltrace.analysis import summarize
 from rltrace.events import PHASES, Counter, Span
 from rltrace.read.recording import Recording
 
-pytestmark = pytest.mark.run
+pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]  # the whole example: minutes on a machine that others use
 
 STEPS = range(24)
 PROMPTS, SAMPLES, SLOTS = range(16), range(16), 128

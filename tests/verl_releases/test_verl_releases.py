@@ -463,12 +463,16 @@ class Dispatched:
 
 def code_of(release, module, *names):
     """What Python reads of a function of a release, for comparison; of one that is not installed yet, its version."""
-    file = CACHE / f"verl-{release.version}" / module
-    if not file.exists():
+    folder = CACHE / f"verl-{release.version}"
+    if not folder.exists():
         return release.version
-    node = ast.parse(file.read_text())
+    if not (folder / module).exists():
+        return None
+    node = ast.parse((folder / module).read_text())
     for name in names:
-        node = next(inner for inner in node.body if getattr(inner, "name", None) == name)
+        node = next((inner for inner in node.body if getattr(inner, "name", None) == name), None)
+        if node is None:
+            return None
     return ast.dump(node)
 
 
@@ -612,6 +616,44 @@ def test_driver_waits_for_sync(release, dispatched):
 # ---- two ranks ----------------------------------------------------------------------------------------------------
 
 
+EXCHANGED_BY = (
+    ("verl/workers/sharding_manager/fsdp_ulysses.py", "FSDPUlyssesShardingManager"),
+    ("verl/utils/ulysses.py", "FSDPUlyssesShardingManager"),
+    ("verl/utils/ulysses.py", "SeqAllToAll"),
+    ("verl/utils/fsdp_utils.py", "collect_lora_params"),
+    ("verl/utils/fsdp_utils.py", "layered_summon_lora_params"),
+    ("verl/utils/fsdp_utils.py", "fsdp2_load_full_state_dict"),
+)
+UNTIL_5 = (
+    ("verl/workers/sharding_manager/fsdp_vllm.py", "FSDPVLLMShardingManager"),
+    ("verl/workers/rollout/hf_rollout.py", "HFRollout"),
+)
+"""What `two_ranks.py` calls, of every release and of the older ones."""
+
+
+def exchanging():
+    """The releases whose ranks exchange: the newest one, and each that runs a code which no newer one has."""
+    known, found = set(), []
+    for release in reversed(RELEASES):
+        called = EXCHANGED_BY + (UNTIL_5 if release.line <= 5 else ())
+        codes = {(module, name, code_of(release, module, name)) for module, name in called}
+        if not codes <= known or os.environ.get("RLTRACE_TEST_EVERY_RELEASE"):
+            found.append(release)
+        known |= codes
+    return found[::-1]
+
+
+exchanging_release = pytest.mark.parametrize("release", exchanging(), ids=lambda release: release.version)
+of_sharding_managers = pytest.mark.parametrize(
+    "release", [r for r in exchanging() if r.line <= 5], ids=lambda release: release.version
+)
+
+
+def test_like_exchanges_are_made_once():
+    """Releases that exchange alike do it once, and `make test-verl` tries all of them."""
+    assert {RELEASES[0], RELEASES[-1]} <= set(exchanging()) <= set(RELEASES)
+
+
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     """The spans of each rank of a release, once."""
@@ -634,7 +676,7 @@ def exchanged(spans, *names):
     return [(span.name, span.args) for span in spans if span.name in names]
 
 
-@every_release
+@exchanging_release
 def test_ulysses_says_what_its_ranks_exchange(release, two_ranks):
     """Each rank has the resharding of its batch, and an all-to-all per exchange of heads, in backwards too."""
     for spans in two_ranks(release):
@@ -646,7 +688,7 @@ def test_ulysses_says_what_its_ranks_exchange(release, two_ranks):
         assert exchanged(spans, "ulysses.all_to_all") == [("ulysses.all_to_all", {"bytes": 256, "ranks": 2})] * 4
 
 
-@pytest.mark.parametrize("release", [r for r in RELEASES if r.line <= 5], ids=lambda release: release.version)
+@of_sharding_managers
 def test_batch_of_a_tp_group_is_resharded(release, two_ranks):
     """With TP above 1 the sharding manager gathers a batch before generation, and divides it behind."""
     for spans in two_ranks(release):
@@ -657,20 +699,20 @@ def test_batch_of_a_tp_group_is_resharded(release, two_ranks):
         ]
 
 
-@pytest.mark.parametrize("release", [r for r in RELEASES if r.line <= 5], ids=lambda release: release.version)
+@of_sharding_managers
 def test_rollout_of_transformers_is_a_phase(release, two_ranks):
     for spans in two_ranks(release):
         assert exchanged(spans, "rollout.generate") == [("rollout.generate", {"sequences": 2})]
 
 
-@every_release
+@exchanging_release
 def test_first_weights_say_their_bytes(release, two_ranks):
     """What rank 0 has loaded is broadcast: 4 parameters of 76 elements."""
     for spans in two_ranks(release):
         assert exchanged(spans, "fsdp.broadcast") == [("fsdp.broadcast", {"bytes": 304, "tensors": 4})]
 
 
-@every_release
+@exchanging_release
 def test_adapter_says_its_bytes(release, two_ranks):
     """A LoRA adapter is 8 tensors of 256 bytes, gathered at once or layer by layer; this peft finds none by layers."""
     whole = {"adapter": True, "layered": False, "bytes": 2048, "tensors": 8}

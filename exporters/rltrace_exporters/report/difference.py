@@ -41,6 +41,8 @@ def verdict(found: Difference) -> str:
     if change is None:
         return "Which run is faster cannot be told: one has no step that is over."
     typical = f"a typical step of B takes {change.share:+.1%}"
+    if found.step is not None and found.step.ratio is not None:
+        typical += f" (the mean of the steps {found.step.ratio - 1:+.1%})"
     if change.least_share is None or change.most_share is None:
         many = f"{len(found.a.steps)} and {len(found.b.steps)} steps"
         few = f"{many} are too few to tell that from noise, {FEWEST_STEPS} are needed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,16 +11,10 @@ from numpy.typing import NDArray
 from rltrace.analysis.intervals import holding
 from rltrace.analysis.requests import Requests
 from rltrace.analysis.rollout import (
-    FIRST_TOKEN_SECONDS,
-    PROMPT_TOKENS,
-    QUEUE_SECONDS,
+    NAMES,
     REQUEST_SECONDS,
-    TOKENS,
-    TOKENS_PER_SECOND,
-    TOOL_SECONDS,
+    SECONDS,
     TRAJECTORY_SECONDS,
-    TRAJECTORY_TOKENS,
-    TURNS,
     EngineShare,
     SteadyRollout,
     StepRollout,
@@ -49,20 +43,6 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
-CALLED: dict[str, tuple[str, Callable[[float], str]]] = {
-    TRAJECTORY_SECONDS: ("trajectory", as_text),
-    TURNS: ("turns of a trajectory", _number),
-    TRAJECTORY_TOKENS: ("tokens of a trajectory", _number),
-    TOOL_SECONDS: ("tools of a trajectory", as_text),
-    REQUEST_SECONDS: ("request", as_text),
-    QUEUE_SECONDS: ("queued in the engine", as_text),
-    FIRST_TOKEN_SECONDS: ("time to first token", as_text),
-    TOKENS_PER_SECOND: ("tokens per second of a request", _number),
-    PROMPT_TOKENS: ("tokens of a prompt", _number),
-    TOKENS: ("tokens of an answer", _number),
-}
-"""What each distribution is called, and how its values are written, in the order of the rows."""
-
 Numbers = NDArray[np.float64]
 
 
@@ -80,8 +60,8 @@ def rollout(values: RunValues) -> list[Block]:
         raise Missing("No trajectory and no request of an engine was recorded, so nothing is known of single samples.")
     of_requests = [
         _Distribution("Latency of a request in the engine", "s", requests.seconds),
-        _Distribution("Length of an answer", "tokens", requests.tokens[requests.tokens >= 0]),
-        _Distribution("Queued in the engine", "s", requests.queued_ns[requests.queued_ns >= 0] / 1e9),
+        _Distribution("Length of a response", "tokens", requests.tokens[requests.tokens >= 0]),
+        _Distribution("Waiting in the engine", "s", requests.queued_ns[requests.queued_ns >= 0] / 1e9),
     ]
     blocks: list[Block] = [_histogram(one) for one in of_requests if len(one.values) and np.ptp(one.values) > 0]
     if found is not None:
@@ -100,8 +80,9 @@ def rollout(values: RunValues) -> list[Block]:
 
 def _distributions(found: SteadyRollout) -> Table:
     rows = []
-    for name, (called, write) in CALLED.items():
+    for name, called in NAMES.items():
         if (of := found.distributions.get(name)) is not None:
+            write = as_text if name in SECONDS else _number
             rows.append([called, *map(write, (of.mean, of.p50, of.p95, of.p99, of.maximum))])
     many = [count(found.trajectories, "trajectory"), count(found.requests, "request")]
     title = " and ".join(one for one in many if not one.startswith("0 ")) or "None is over"
@@ -128,7 +109,7 @@ def _said(found: SteadyRollout) -> Iterator[str]:
             yield f"Tool {tool.name}: {count(tool.calls, 'call')}, {length}."
     by_reason: dict[str, list[str]] = {}
     for name, reason in found.unknown.items():
-        by_reason.setdefault(reason, []).append(CALLED[name][0] if name in CALLED else name)
+        by_reason.setdefault(reason, []).append(NAMES.get(name, name))
     for reason, names in by_reason.items():
         yield f"Not known, or not of all: {', '.join(names)}: {reason}."
 
@@ -170,7 +151,7 @@ def _over_steps(by_step: Sequence[StepRollout]) -> Chart | None:
     marked = range(0, len(having), -(-len(having) // 12))
     marks = [(place + 0.5, str(having[place].step)) for place in marked]
     legend = [Legend(what, kind) for what, kind in of.items()]
-    called = CALLED[name][0]
+    called = NAMES[name]
     return Chart(
         f"How long a {called} takes from step to step",
         len(having),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rltrace.analysis.fates import having
+from rltrace.analysis.hooks import is_not_needed, made_by
 from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.observations import Seen
 from rltrace.events import DEVICE_SPAN
@@ -65,13 +66,17 @@ def _hooks(values: RunValues) -> Iterator[Trust]:
         yield Trust(UNKNOWN, "hooks", "none", "no hook was installed: only what the program itself marks was recorded")
         return
     installed = [hook for hook in hooks if hook.state == "installed"]
-    silent = [hook for hook in installed if hook.never_fired]
+    made = made_by(hooks)
+    not_needed = sum(is_not_needed(hook, made) for hook in installed)
+    silent = [hook for hook in installed if hook.never_fired and not is_not_needed(hook, made)]
     failed = [hook for hook in hooks if hook.state == "failed"]
     unverified = [hook for hook in installed if hook.unverified]
     yield Trust(
         LOOK if silent or failed else GOOD,
         "missed hooks",
-        f"{len(silent):,} of {len(installed):,} never fired" + (f", {len(failed):,} failed" if failed else ""),
+        f"{len(silent):,} of {len(installed):,} never fired"
+        + (f", {not_needed:,} were not needed" if not_needed else "")
+        + (f", {len(failed):,} failed" if failed else ""),
         "what a silent hook would have recorded may be missing" if silent else "every hook that should be called was",
     )
     if unverified:
@@ -154,9 +159,10 @@ def _cost_of(process: Seen) -> float | None:
 
 
 def _silent_hooks(values: RunValues) -> list[Block]:
+    made = made_by(values.summary.hooks)
     rows = [
         [hook.instrumentation, hook.target, "never fired" if hook.state == "installed" else hook.reason or hook.state]
         for hook in values.summary.hooks
-        if hook.never_fired or hook.state == "failed"
+        if (hook.never_fired and not is_not_needed(hook, made)) or hook.state == "failed"
     ]
     return [Table("Hooks that never fired or failed", ["of", "hook", "state"], rows)] if rows else []

@@ -54,10 +54,19 @@ FEWEST_RANKS_OF_A_HOST = 3
 LATE_SECONDS = 0.001
 """Ray's way to a worker takes longer than that (docs/measurements/verl_8b.md), so that a shorter delay is none."""
 
+EVEN_TOKENS = Setting(
+    "verl", "trainer.balance_batch=True and actor_rollout_ref.actor.use_dynamic_bsz=True: even tokens"
+)
 SETTINGS = (
     Setting("your cluster", "compare this rank's clocks, power, PCIe link and processors with the others'"),
-    Setting("verl", "trainer.balance_batch=True and actor_rollout_ref.actor.use_dynamic_bsz=True: even tokens"),
+    EVEN_TOKENS,
 )
+IN_TURNS = (
+    EVEN_TOKENS,
+    Setting("your program", "as many tokens for each rank: the one with the longest sequences is another in each step"),
+    Setting("your cluster", "no rank is to blame: look for what interrupts each of them now and then, beside the run"),
+)
+"""What to change where it is another rank each time."""
 
 
 class Slowness(NamedTuple):
@@ -186,7 +195,7 @@ def _finding(
         figures={"late_seconds": late, "phase_seconds": slow.mean_seconds},
         ranks=_ranks(slow, who),
         phases=[slow.phase],
-        settings=SETTINGS,
+        settings=SETTINGS if len(who) == 1 else IN_TURNS,
         moment=run.moment(worst, lane.rank),
     )
 

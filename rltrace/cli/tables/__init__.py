@@ -21,6 +21,7 @@ from rltrace.analysis.fates import fates, having
 from rltrace.analysis.findings import Why
 from rltrace.analysis.folding import FEW_RANKS, folded, kept, steps_apart
 from rltrace.analysis.idle import FIRST_STEP, RUN, STARTUP, STEADY_STEP
+from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.requests import Requests
 from rltrace.analysis.steady import Spread
@@ -34,12 +35,14 @@ from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_line
 from rltrace.cli.tables.idle import idle_line, idle_tables
 from rltrace.cli.tables.inferred import inferred_line, inferred_table
 from rltrace.cli.tables.memory import (
+    alike_lines,
     allocation_line,
     allocation_table,
     allocations_missed_line,
     device_table,
     fullest_table,
     host_memory_table,
+    is_alike,
     is_without_gpu,
     legend,
     out_of_memory_line,
@@ -279,7 +282,13 @@ def _with_stages(summary: Summary) -> Iterator[Requests]:
 
 
 def _memory(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    shown: list[DeviceMemory] = []
     for device in summary.memory:
+        like = next((one for one in shown if is_alike(device, one)), None)
+        if like is not None:
+            yield alike_lines(device, like)
+            continue
+        shown.append(device)
         yield device_table(device)
         yield phase_table(device)
     if said := legend(summary.memory):

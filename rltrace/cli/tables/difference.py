@@ -19,6 +19,9 @@ from rltrace.events import WAIT_DRIVER
 SLIGHT = 0.001
 """Share of both steps below which a phase has no row."""
 MOST_SETTINGS = 12
+SAME_SHARE = 0.01
+"""Below this, the typical step and the mean one differ by the same."""
+
 MOST_FINDINGS = 6
 MOST_TOTALS = 24
 SMALL = 0.01
@@ -48,14 +51,24 @@ def verdict(found: Difference) -> Text:
     if change.least_share is None or change.most_share is None or change.visible_share is None:
         steps = f"{len(found.a.steps)} and {len(found.b.steps)} steps"
         few = f"{steps} are too few to tell that from noise: {FEWEST_STEPS} are needed"
-        return Text(f"A typical step of B takes {change.share:+.1%}; {few}", "yellow")
-    said = f"a typical step takes {change.share:+.1%}, surely"
+        return Text(f"A typical step of B takes {change.share:+.1%}{_mean_step(found)}; {few}", "yellow")
+    said = f"a typical step takes {change.share:+.1%}{_mean_step(found)}, surely"
     if change.is_slower:
         return Text(f"B is slower: {said} more than {change.least_share:+.1%}", "red")
     if change.is_faster:
         return Text(f"B is faster: {said} less than {change.most_share:+.1%}", "green")
     seen = f"with these steps {change.visible_share:+.1%} would be seen"
     return Text(f"No difference beyond noise: {change.share:+.1%}; {seen}")
+
+
+def _mean_step(found: Difference) -> str:
+    """Say by how much the mean differs, which is what the table has, where single steps make it another figure."""
+    if found.step is None or found.step.ratio is None or found.step_change is None:
+        return ""
+    mean_share = found.step.ratio - 1
+    return (
+        "" if abs(mean_share - found.step_change.share) < SAME_SHARE else f" (the mean of the steps {mean_share:+.1%})"
+    )
 
 
 def _finding(change: FindingChange) -> Text:

@@ -29,6 +29,8 @@ def show_findings(found: Why, screen: Console) -> None:
     screen.print(_heading(found))
     for doubt in found.doubts:
         screen.print(Text(f"Doubt: {doubt}", "yellow"))
+    if (together := overlap(found)) is not None:
+        screen.print(Text(together, "dim"))
     for place, finding in enumerate(found.findings, 1):
         screen.print()
         screen.print(Text(f"{place}. {finding.title}", "bold"))
@@ -36,6 +38,17 @@ def show_findings(found: Why, screen: Console) -> None:
     for drawn in (*_path(found), *_rest(found)):
         screen.print()
         screen.print(drawn)
+
+
+def overlap(found: Why) -> str | None:
+    """Say that prices are not to be added up; None if there is one at most."""
+    shares = [one.share for one in found.findings if one.share is not None]
+    if len(shares) < 2:
+        return None
+    return (
+        f"Findings look at the same seconds from several sides, so their prices do not add up: {sum(shares):.0%} of a "
+        "step in sum"
+    )
 
 
 def largest(found: Why) -> RenderableType | None:
@@ -51,8 +64,18 @@ def largest(found: Why) -> RenderableType | None:
             Text(f"Nothing was found that costs {NOTABLE_SHARE:.0%} of a step or more", "green"),
             Text(f"rltrace why has {smaller}what could not be judged", "dim"),
         )
-    lines = [Text.assemble((f"{_cost(finding)}  ", "yellow"), finding.title) for finding in shown]
-    return Group(*lines, Text(f"rltrace why says what to change{f', and {more} more' if more else ''}", "dim"))
+    lines = [
+        Text.assemble((f"{_cost(finding)}  ", "yellow"), finding.title, (_first_setting(finding), "green"))
+        for finding in shown
+    ]
+    said = "" if len(shown) < 2 else "; their prices may be of the same seconds"
+    return Group(
+        *lines, Text(f"rltrace why has all settings{f' and {more} more findings' if more else ''}{said}", "dim")
+    )
+
+
+def _first_setting(finding: Finding) -> str:
+    return f" → {finding.settings[0].change}" if finding.settings else ""
 
 
 def _heading(found: Why) -> Text:

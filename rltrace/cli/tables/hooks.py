@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rltrace.analysis.hooks import HookFigures
+from rltrace.analysis.hooks import HookFigures, is_not_needed, made_by
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
 from rltrace.events import UNVERIFIED
@@ -81,7 +81,7 @@ def _missed(hooks: Sequence[HookFigures]) -> tuple[dict[str, dict[str, list[str]
     """Return those that failed, were skipped and never fired, by framework; and the number of others, whose spans are
     not missing."""
     kinds: dict[str, dict[str, list[str]]] = {"failed": {}, "skipped": {}, "never fired": {}}
-    made = _made(hooks)
+    made = made_by(hooks)
     others = 0
     for name, rows in _by_instrumentation(hooks):
         is_unused = _is_unused(rows)
@@ -94,11 +94,6 @@ def _missed(hooks: Sequence[HookFigures]) -> tuple[dict[str, dict[str, list[str]
             kind = hook.state if hook.state in _STYLES else "never fired"
             kinds[kind].setdefault(name, []).append(_target(hook))
     return kinds, others
-
-
-def _made(hooks: Sequence[HookFigures]) -> frozenset[str]:
-    """Return names of the spans that hooks made."""
-    return frozenset(span for hook in hooks if hook.fired for span in hook.emits)
 
 
 def _complaints(missed: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Text]:
@@ -139,7 +134,7 @@ def failures(hooks: Sequence[HookFigures]) -> dict[str, list[str]]:
 def hook_table(hooks: Sequence[HookFigures]) -> RenderableType:
     """Draw every hook whose module was imported, how often it fired, and what is wrong with it."""
     table = Figures("hook", "fired", Column("seconds", 5), Column("each", 6), words())
-    made = _made(hooks)
+    made = made_by(hooks)
     for name, rows in _by_instrumentation(hooks):
         in_common = _said_of_all(rows)
         table.add_row(Text(name, "bold"), "", "", "", in_common or "")
@@ -165,7 +160,7 @@ def _add_hooks(table: Figures, hooks: Sequence[HookFigures], made: frozenset[str
                 f"  {figures.count(len(silent), 'hook')}", "0", "", "", Text("imported, nothing fired", "dim")
             )
     for hook in listed:
-        is_another_way = hook.never_fired and hook.emits and made.issuperset(hook.emits)
+        is_another_way = is_not_needed(hook, made)
         remark = Text("not needed: another hook made its spans", "dim") if is_another_way else _remark(hook)
         table.add_row(f"  {_target(hook)}", f"{hook.fired:,}", *_seconds(hook), remark)
     waiting = sum(hook.state == "waiting" for hook in hooks)

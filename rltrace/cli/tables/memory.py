@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -13,7 +13,7 @@ from rltrace.analysis.host_memory import HostMemory
 from rltrace.analysis.kernels import KernelsMissed
 from rltrace.analysis.ledger import FREE, UNACCOUNTED
 from rltrace.analysis.looks import GRANULE_BYTES
-from rltrace.analysis.memory import DeviceMemory, OutOfMemory, Residual
+from rltrace.analysis.memory import DeviceMemory, Moment, OutOfMemory, Residual
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled, words
 from rltrace.events import NO_GPU, OWNERS, UNATTRIBUTED
@@ -22,6 +22,8 @@ MOST_CHANGES = 8
 
 SMALL = 0.01
 """Share of a device's peak below which an owner has no row on the first screen."""
+ALIKE = 0.01
+"""Share of a device's peak by which no row of another device must differ to need no tables of its own."""
 NOBODYS = (UNATTRIBUTED, UNACCOUNTED, FREE)
 UNKNOWN = "unknown"
 """Shown in place of a figure that is unknown."""
@@ -66,6 +68,35 @@ def device_table(device: DeviceMemory) -> RenderableType:
     for owner in _owners(device):
         _add_owner(table, owner, device)
     return titled(_title(device), table, "\n".join(_remarks(device)))
+
+
+def is_alike(device: DeviceMemory, shown: DeviceMemory) -> bool:
+    """Return whether the tables of a device would say nothing that those of another one do not say."""
+    if device.peak_phase != shown.peak_phase or device.unknown != shown.unknown:
+        return False
+    phases, others = _columns(device), _columns(shown)
+    if [moment.phase for moment in phases] != [moment.phase for moment in others]:
+        return False
+    rows = [(device.at_peak_bytes, shown.at_peak_bytes)]
+    rows += [(own.bytes, other.bytes) for own, other in zip(phases, others, strict=True)]
+    return all(abs(size) <= ALIKE * shown.peak_bytes for pair in rows for size in _more(*pair).values())
+
+
+def _more(own: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Return by owner how many bytes more the first one has."""
+    return {owner: own.get(owner, 0) - other.get(owner, 0) for owner in {**own, **other}}
+
+
+def alike_lines(device: DeviceMemory, shown: DeviceMemory) -> RenderableType:
+    """Say that a device is as another one, and what differs most."""
+    more = _more(device.at_peak_bytes, shown.at_peak_bytes)
+    owner = max(more, key=lambda name: abs(more[name]))
+    differs = ""
+    if more[owner]:
+        size, other = (figures.size(of.at_peak_bytes.get(owner, 0)) for of in (device, shown))
+        differs = f", most in {owner}: {size} and {other}"
+    alike = f"As {shown.lane}'s: no row differs by more than {ALIKE:.0%} of the peak{differs}"
+    return Group(Text(_title(device), "bold"), *map(Text, (alike, *_remarks(device))))
 
 
 def _table() -> Figures:
@@ -271,9 +302,14 @@ def missed_line(what: str, done: str, missed: AllocationsMissed | KernelsMissed)
     return f"{what} of step {missed.step} were not {done}{' by ' if whose else ''}{whose}: {missed.reason}"
 
 
+def _columns(device: DeviceMemory) -> list[Moment]:
+    """Return the phases of steps; without steps, all."""
+    return [moment for moment in device.phases if moment.step is not None] or device.phases
+
+
 def phase_table(device: DeviceMemory) -> RenderableType:
     """Draw owners by phases, each at the phase's peak, in MiB; in GiB if a GPU's memory would be too wide."""
-    phases = [moment for moment in device.phases if moment.step is not None] or device.phases
+    phases = _columns(device)
     held = [owner for owner in device.at_peak_bytes if any(moment.bytes[owner] for moment in phases)]
     owners = [owner for owner in _owners(device) if owner in held or (phases and owner in device.unknown)]
     unit, divisor = ("GiB", 1 << 30) if device.peak_bytes >= 10 << 30 else ("MiB", 1 << 20)

@@ -75,7 +75,7 @@ def bookkeeping_table(processes: Sequence[ProcessCost], share: float | None) -> 
         table.add_row(
             row.process, f"{row.spans:,.1f}", f"{row.span_ns:,.0f}", f"{row.device_spans:,.1f}",
             f"{row.device_span_ns:,.0f}", f"{row.samples:,.1f}", f"{row.arrows:,.1f}",
-            f"{1e3 * row.events_seconds:.3f}", f"{1e3 * row.edges_seconds:.3f}",
+            f"{1e3 * row.events_seconds:.3f}", f"{1e3 * row.looks_seconds:.3f}",
         )  # fmt: skip
     caption = f"driver and slowest rank, one after the other: {share:.2%} of an unrecorded step"
     return titled(

@@ -169,13 +169,13 @@ def phases_by_step(summary: Summary) -> RenderableType | None:
     names = in_order(name for rows in steps for row in rows for name, own in row.phases.items() if own.seconds)
     table = Figures("step", "seconds", *(str(number) for number in range(1, len(names) + 1)))
     apart = {one.number for one in steps_apart(summary)}
-    for label, of_steps, begins_part in in_short(steps, [rows[0].step or 0 for rows in steps], apart):
-        if begins_part:
+    for part in in_short(steps, [rows[0].step or 0 for rows in steps], apart):
+        if part.begins_part:
             table.add_section()
-        rows = [row for of_step in of_steps for row in of_step]
+        rows = [row for of_step in part.items for row in of_step]
         seconds = (fmean(row.phases[name].seconds if name in row.phases else 0.0 for row in rows) for name in names)
         whole = figures.seconds(fmean(row.seconds for row in rows))
-        table.add_row(label, whole, *(figures.seconds(length) if length else "·" for length in seconds))
+        table.add_row(part.label, whole, *(figures.seconds(length) if length else "·" for length in seconds))
     many = len({_whose(row) for rows in steps for row in rows})
     whose = figures.count(many, "rank" if ranks else "process")
     legend = "  ".join(f"{number} {name}" for number, name in enumerate(names, 1))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from rltrace.analysis.rollout import (
     FIRST_TOKEN_SECONDS,
+    NAMES,
     PROMPT_TOKENS,
     QUEUE_SECONDS,
     REQUEST_SECONDS,
+    SECONDS,
     TOKENS,
     TOKENS_PER_SECOND,
-    TOOL_SECONDS,
     TRAJECTORY_SECONDS,
-    TRAJECTORY_TOKENS,
-    TURNS,
     Distribution,
     EngineFigures,
     Rollout,
@@ -26,20 +25,6 @@ from rltrace.analysis.rollout import (
 from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled
-
-_CALLED: dict[str, tuple[str, Callable[[float], str]]] = {
-    TRAJECTORY_SECONDS: ("trajectory, s", figures.seconds),
-    TURNS: ("turns of a trajectory", figures.number),
-    TRAJECTORY_TOKENS: ("tokens of a trajectory", figures.number),
-    TOOL_SECONDS: ("tools of a trajectory, s", figures.seconds),
-    REQUEST_SECONDS: ("request, s", figures.seconds),
-    QUEUE_SECONDS: ("waiting in the engine, s", figures.seconds),
-    FIRST_TOKEN_SECONDS: ("until the first token, s", figures.seconds),
-    TOKENS_PER_SECOND: ("tokens/s after that", figures.number),
-    PROMPT_TOKENS: ("tokens of a prompt", figures.number),
-    TOKENS: ("tokens of a response", figures.number),
-}
-"""What each distribution is called, and how its values are written, in the order of the rows."""
 
 _OF_REQUESTS = (QUEUE_SECONDS, FIRST_TOKEN_SECONDS, TOKENS_PER_SECOND, PROMPT_TOKENS, TOKENS)
 
@@ -81,9 +66,10 @@ def rollout_table(found: SteadyRollout, when: str) -> RenderableType:
         when: Of which steps they are; empty for the whole run.
     """
     table = Figures("", Column("mean", 4), Column("p50", 9), Column("p95", 5), Column("p99", 6), Column("longest", 8))
-    for name, (called, write) in _CALLED.items():
+    for name, called in NAMES.items():
         if (of := found.distributions.get(name)) is not None:
-            table.add_row(called, *(write(value) for value in _values(of)))
+            write, unit = (figures.seconds, ", s") if name in SECONDS else (figures.number, "")
+            table.add_row(called + unit, *(write(value) for value in _values(of)))
     many = [figures.count(many, what) for what, many in _counts(found) if many]
     title = f"Rollout: {', '.join(many) or 'none'}{f', {when}' if when else ''}"
     return titled(title, table, "\n".join(_notes(found)))
@@ -208,5 +194,5 @@ def _unknown(found: SteadyRollout) -> Iterator[str]:
     by_reason: dict[str, list[str]] = {}
     for name in _OF_REQUESTS:
         if name in found.unknown:
-            by_reason.setdefault(found.unknown[name], []).append(_CALLED[name][0].partition(",")[0])
+            by_reason.setdefault(found.unknown[name], []).append(NAMES[name])
     yield from (f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())

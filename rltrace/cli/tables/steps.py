@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import isfinite
 from statistics import fmean
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -108,12 +109,13 @@ def step_table(steps: Sequence[Step], whose: str = "", apart: Collection[int] = 
     rewards = [step.reward_mean for step in steps if step.reward_mean is not None]
     best = max((abs(reward) for reward in rewards if isfinite(reward)), default=0.0)
     numbers = [step.step for step in steps]
-    for label, together, begins_part in in_short(steps, numbers, apart):
-        if begins_part:
+    for row in in_short(steps, numbers, apart):
+        if row.begins_part:
             table.add_section()
+        together = row.items
         reward = _mean(step.reward_mean for step in together)
         table.add_row(
-            label,
+            row.label,
             figures.seconds(fmean(step.seconds for step in together)) + _unfinished(together),
             figures.number(reward),
             figures.bar(reward / best if reward is not None and isfinite(reward) and best > 0 else 0.0),
@@ -125,7 +127,8 @@ def step_table(steps: Sequence[Step], whose: str = "", apart: Collection[int] = 
 SHORT = "several steps in a row: their mean; then the steps that stand out, and the last ones"
 
 
-class Together(NamedTuple, Generic[_Item]):
+@dataclass(frozen=True)
+class Together(Generic[_Item]):
     """Some steps in one row of a table."""
 
     label: str
@@ -153,7 +156,7 @@ def in_short(items: Sequence[_Item], numbers: Sequence[int], apart: Collection[i
     ]
     far = [one for one, number in zip(before, numbers, strict=False) if number in apart][:MOST_APART]
     parts = (trend, far, last)
-    return [one._replace(begins_part=at == 0 and part is not trend) for part in parts for at, one in enumerate(part)]
+    return [replace(one, begins_part=at == 0 and part is not trend) for part in parts for at, one in enumerate(part)]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
