@@ -37,6 +37,8 @@ SHOWN = {
     "requests": (("2.34", "CPU", "tests/instrument/test_trace_context.py"),),
     "httpx": (("0.28", "CPU", "tests/instrument/test_trace_context.py"),),
     "aiohttp": (("3.14", "CPU", "tests/instrument/test_trace_context.py"),),
+    "tensorboard": (("2.21", "CPU", "tests/instrument/test_trackers.py"),),
+    "wandb": (("0.31", "CPU", "tests/instrument/test_trackers.py"),),
     "vllm": (("0.26", "CPU", "tests/frameworks/test_vllm_cpu.py"), ("0.24", "GPU", "tests/gpu/test_gpu_memory.py")),
     "sglang": (("0.5.12", "CPU", "tests/frameworks/test_sglang_cpu.py"), ("0.5.12", "GPU", ON_SGLANG)),
     "torch_memory_saver": (("0.0.10", "GPU", ON_SGLANG),),

@@ -35,7 +35,7 @@ class _Plan(msgspec.Struct, frozen=True):
     """What is read of `rltrace plan --json`."""
 
     verdict: str
-    peak_phase: str
+    fails_in: str | None
 
 
 def foretell(file: Path, config: Config, limit_bytes: int) -> Prediction:
@@ -46,12 +46,12 @@ def foretell(file: Path, config: Config, limit_bytes: int) -> Prediction:
         config: The same, checked.
         limit_bytes: Memory of a rank's device.
     """
-    plan = _planned(file, limit_bytes) if config.device == "cuda" and config.rollout.wake_up != "relaunch" else None
+    plan = _planned(file, limit_bytes) if config.device == "cuda" else None
     if plan is None:
         phase = first_without_room(predict(config, limit_bytes), limit_bytes)
         return Prediction(phase, "" if phase is None else f"no room in {phase}")
     fails = plan.verdict in NO_ROOM
-    return Prediction(plan.peak_phase if fails else None, f"plan: {plan.verdict}" if fails else "")
+    return Prediction((plan.fails_in or "start-up") if fails else None, f"plan: {plan.verdict}" if fails else "")
 
 
 def _planned(file: Path, card_bytes: int) -> _Plan | None:
