@@ -48,7 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what has not run, show all, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rltrace_reference.sweep", description=__doc__)
     parser.add_argument("config", type=Path, help="YAML file, such as examples/laptop.yaml")
-    parser.add_argument("--over", required=True, metavar="KEY=VALUES", help="START:STOP:STEP, or values with commas")
+    parser.add_argument(
+        "--over", required=True, metavar="SETTING=VALUES", help="START:STOP:STEP, or values with commas"
+    )
     parser.add_argument("--out", type=Path, default=Path("rltrace-runs/sweep"), help="folder; what is there is kept")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw memory and time by value, as .png or .svg")
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -74,7 +76,7 @@ def parse(over: str) -> tuple[str, list[Any]]:
     """
     key, separator, text = over.partition("=")
     if not separator or not key or not text:
-        raise ConfigError(f"--over: {over!r} has no KEY=VALUES; write rollout.gpu_memory_utilization=0.2:0.6:0.05")
+        raise ConfigError(f"--over: {over!r} has no SETTING=VALUES; write rollout.gpu_memory_utilization=0.2:0.6:0.05")
     values = _range(text) if ":" in text else [yaml.safe_load(part) for part in text.split(",") if part.strip()]
     if not 1 <= len(values) <= MOST_VALUES:
         raise ConfigError(f"--over: {over!r} has {len(values)} values; give 1 to {MOST_VALUES}")

@@ -29,7 +29,7 @@ REFERENCE = "rltrace_reference"
 @click.option("--gpu", metavar="NAME", help="The card: H100, H200, A100 ..., or its memory, such as 80GiB.")
 @click.option("--gpus", type=click.IntRange(1), help="Ranks, if the settings do not say.")
 @click.option("--model", metavar="PATH", help="Folder of a checkpoint on this machine, or its config.json.")
-@click.option("--shape", metavar="KEY=VALUE,...", default="", help="Sizes of the model, in the words of config.json.")
+@click.option("--shape", metavar="NAME=SIZE,...", default="", help="Sizes of the model, in the words of config.json.")
 @click.option("--like", metavar="RUN", help="An earlier Recording on such a machine: better than figures of others.")
 @click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in docs/json.md.")
 @LIMITS_OPTION

@@ -159,7 +159,7 @@ def test_the_screen_says_what_the_json_does() -> None:
         ),
         (
             ("--gpu", "H100", "--shape", "hidden=3", "--", *hydra()),
-            "--shape hidden=3: not a size; give KEY=VALUE",
+            "--shape hidden=3: not a size; give NAME=SIZE",
         ),
         (
             ("--gpu", "H100", "--shape", QWEN3_8B, "--", "--per_device_train_batch_size=4", "--num_generations=3"),

@@ -58,8 +58,8 @@ def test_values_as_written(over: str, values: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("over", "expected"),
     [
-        ("rollout.n", "has no KEY=VALUES"),
-        ("=1,2", "has no KEY=VALUES"),
+        ("rollout.n", "has no SETTING=VALUES"),
+        ("=1,2", "has no SETTING=VALUES"),
         ("rollout.n=1:x:2", "is no START:STOP:STEP of numbers"),
         ("rollout.n=2:8", "is no START:STOP:STEP of numbers"),
         ("rollout.n=8:2:1", "give a STEP above 0, upwards"),

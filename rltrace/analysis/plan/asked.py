@@ -143,7 +143,7 @@ def _shape(text: str) -> ModelShape:
         name, sign, value = part.strip().partition("=")
         if not sign or name not in {*ModelShape.__struct_fields__, "num_local_experts"}:
             names = ", ".join(ModelShape.__struct_fields__[:9])
-            raise ConfigError(f"--shape {part.strip()}: not a size; give KEY=VALUE of {names} ...")
+            raise ConfigError(f"--shape {part.strip()}: not a size; give NAME=SIZE of {names} ...")
         said[name] = overrides.value_of(value)
     return shape_of(said, "--shape")
 

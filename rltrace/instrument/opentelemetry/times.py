@@ -7,6 +7,7 @@ that a program gives an earlier beginning is written when it is over.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from typing import Any
@@ -40,6 +41,7 @@ class Begun:
         is_now = may_be_written and 0 <= ago_ns < NOW_NS and not _has_begun_since(self.start_ns)
         self.is_written = is_now and spans.begin_automatic(name, self.start_ns, args)
         if not self.is_written and spans.is_recording() and len(_unwritten) < MOST_UNWRITTEN:
+            _write_the_unended_too()
             _unwritten.add(self)
 
     def end(self, late: dict[str, Any], unix_ns: int | None) -> None:
@@ -81,7 +83,10 @@ def write_unended() -> None:
         begun.end({"never_ended": True}, None)
 
 
-lifecycle.when_stopped(write_unended)
+@functools.cache
+def _write_the_unended_too() -> None:
+    lifecycle.when_stopped(write_unended)
+
 
 _forks = 0
 """How many forks there are between the program's first process and this one."""
