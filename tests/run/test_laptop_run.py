@@ -217,7 +217,9 @@ def test_every_hook_fired_somewhere(traced):
     assert {target.partition(":")[2] for name, target in silent if name == "ray"} == OF_TASKS
     of_others = {"fsdp1", "sglang", "sglang_calls", "torch_memory_saver", "transformers", "trl", "vllm", "vllm_calls"}
     of_others |= {"areal", "openrlhf", "peft", "skyrl"}
-    of_others |= {name for name in plugins.INSTRUMENTATIONS if name.startswith("opentelemetry") or name.endswith("_context")}
+    of_others |= {
+        name for name in plugins.INSTRUMENTATIONS if name.startswith("opentelemetry") or name.endswith("_context")
+    }
     by_choice = {"torch_collectives", "torch_models"}
     assert {name for name, _ in silent} == {"reference", "ray", *of_others, *by_choice}, "none of these is in it"
 
