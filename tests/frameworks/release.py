@@ -28,7 +28,7 @@ from rltrace.record import allocation_steps
 OF_GPUS = (allocation_owners, cuda_memory, cuda_time, sglang_allocations, vllm_allocations)
 """Modules whose instrumentations name hooks only where there is a driver."""
 
-ASKED = ("verl", "sglang", "trl", "ray")
+ASKED = ("verl", "sglang", "trl", "ray", "vllm")
 """Packages that instrumentations ask, once they are imported, what they have."""
 
 
@@ -69,7 +69,7 @@ class Releases:
             plugins.load(plugins.INSTRUMENTATIONS[name])().install(patches)
             for module, function in patches.awaiting:
                 package = module.partition(".")[0]
-                if package in ASKED and self.has(package):
+                if package in ASKED and self.read(module) is not None:
                     function(mock.Mock())
         return patches
 

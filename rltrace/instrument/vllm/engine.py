@@ -1,8 +1,9 @@
 """vLLM's V1 engine: start-up, sleep and wake-up with bytes by tag, engine steps, requests.
 
-Source read: one release of each line from 0.8.5 to 0.26; the targets are the same in all of them, what differs is said
-where it is read. Sleep and wake-up are hooked at `CuMemAllocator`, beneath the executor and the worker: only there it
-is known which bytes move. The V0 engine of 0.8 to 0.10 (VLLM_USE_V1=0) has other classes and is not traced.
+Source read: one release of each line from 0.8.5 to 0.33; the targets are the same in all of them, what differs is said
+where it is read. Since 0.12 there are two model runners, and each release chooses the newer one for more models. Sleep
+and wake-up are hooked at `CuMemAllocator`, beneath the executor and the worker: only there it is known which bytes
+move. The V0 engine of 0.8 to 0.10 (VLLM_USE_V1=0) has other classes and is not traced.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ WORKER = "vllm.v1.worker.gpu_worker:Worker"
 ALLOCATOR = "vllm.device_allocator.cumem:CuMemAllocator"
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+NEWER_RUNNER = "vllm.v1.worker.gpu.model_runner"
+"""Module of the newer model runner, V2, whose class and methods have the same names."""
 REQUEST = "vllm.v1.request:Request"
 OUTPUT = "vllm.v1.core.sched.output"
 ENGINE_PROCESS = "vllm.v1.engine.core:EngineCoreProc.run_engine_core"
@@ -64,8 +67,11 @@ class Vllm:
         """Name the hooks."""
         tensors = TensorAddresses()
         pools = Pools(bytes_by_tag, addresses, LEDGER.free_bytes, LEDGER.out_of_memory, copies, tensors.now)
-        tensors.watch(patches)
         install_startup(patches, pools)
+        graphs = Growth(LEDGER, GRAPHS)
+        name_runner_hooks(patches, RUNNER, tensors, graphs)
+        newer = f"{NEWER_RUNNER}:GPUModelRunner"
+        patches.when_imported(NEWER_RUNNER, lambda _: name_runner_hooks(patches, newer, tensors, graphs))
         install_sleep(patches, pools)
         install_steps(patches)
         install_processes(patches)
@@ -74,8 +80,6 @@ class Vllm:
 
 BEATS = (
     f"{WORKER}.execute_model",
-    f"{RUNNER}._dummy_run",  # which profiling and capture run
-    f"{RUNNER}._dummy_sampler_run",  # the last part of a warm-up, whose kernels are compiled for seconds
     "vllm.model_executor.model_loader.base_loader:initialize_model",  # allocates the parameters
 )
 """Calls after which memory may have changed, though no phase ends."""
@@ -97,15 +101,22 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
     ):
         patches.around(f"{WORKER}.{method}", *phase(name, pools, args_of), (name,))
     patches.span(f"{WORKER}.add_lora", "engine.add_lora", adapter_args)
-    patches.around(f"{RUNNER}.load_model", keep_self, meet_weights, reads=attributes(RUNNER, "model"))
-    kv_caches = attributes(RUNNER, "kv_caches")
-    patches.around(f"{RUNNER}.initialize_kv_cache", keep_self, meet_kv_cache, reads=kv_caches)
     for target in BEATS:
         patches.around(target, nothing_before, beating(TURNS))
     # Its parameters have been allocated, and are filled now.
     patches.around("vllm.model_executor.models.utils:AutoWeightsLoader.load_weights", beating(TURNS), nothing_after)
-    graphs = Growth(LEDGER, GRAPHS)
-    patches.around(f"{RUNNER}.capture_model", graphs.begin, graphs.end)
+
+
+def name_runner_hooks(patches: PatchSet, runner: str, tensors: TensorAddresses, graphs: Growth) -> None:
+    """Name the hooks on a model runner, which has the weights and the KV cache, and captures the graphs."""
+    patches.around(f"{runner}.__init__", tensors.meet, nothing_after)
+    patches.around(f"{runner}.load_model", keep_self, meet_weights, reads=attributes(runner, "model"))
+    kv_caches = attributes(runner, "kv_caches")
+    patches.around(f"{runner}.initialize_kv_cache", keep_self, meet_kv_cache, reads=kv_caches)
+    # Profiling and capture run the first, and a warm-up ends with the second, whose kernels are compiled for seconds.
+    for method in ("_dummy_run", "_dummy_sampler_run"):
+        patches.around(f"{runner}.{method}", nothing_before, beating(TURNS))
+    patches.around(f"{runner}.capture_model", graphs.begin, graphs.end)
 
 
 def nothing_known(*_: Any, **__: Any) -> dict[str, Any]:
@@ -131,13 +142,8 @@ class TensorAddresses:
     def __init__(self) -> None:
         self._runner: Any = lambda: None
 
-    def watch(self, patches: PatchSet) -> None:
-        """Hook what makes the model."""
-        runner = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-        patches.around(f"{runner}.__init__", self.meet, nothing_after)
-
     def meet(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """Meet the one that has it."""
+        """Meet the model runner, which has them."""
         self._runner = weakref.ref(args[0])
 
     def now(self) -> list[int]:
