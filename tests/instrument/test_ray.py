@@ -384,8 +384,13 @@ ENDINGS = """
     pids = ray.get([actor.pid.remote() for actor in (killed, stopped, left)])
     os.kill(pids[0], 9)
     ray.kill(stopped)
-    while any(os.path.exists(f"/proc/{pid}/cmdline") and open(f"/proc/{pid}/cmdline").read() for pid in pids[:2]):
-        time.sleep(0.05)  # a process that has ended has no words, even if nobody has asked for its end
+    def runs(pid):
+        try:
+            return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+    while any(map(runs, pids[:2])):  # a kill takes its time on a busy machine
+        time.sleep(0.05)
     for step in range(2):
         with rltrace.span("step", step=step):
             ray.get(left.pid.remote())

@@ -20,6 +20,7 @@ import killed_runs
 
 from rltrace.events import Span
 from rltrace.read.recording import Recording
+from rltrace.record.process import pid_of, running_processes
 
 KILLS = 25
 WORKERS = 7
@@ -147,3 +148,17 @@ def test_early_kills_leave_no_nonsense(tmp_path: Path) -> None:
         folder = tmp_path / str(kill)
         mode = ("one", "many")[kill % 2]
         killed_runs.check(folder, *killed_runs.run_and_kill(folder, mode, after_seconds=kill * 0.0005))
+
+
+def test_child_that_nobody_waited_for_is_not_running(tmp_path: Path) -> None:
+    """A process that has ended does not run, though its parent has not asked for its end yet."""
+    source = f"import rltrace; rltrace.start({str(tmp_path / 'run')!r}); print(flush=True); input()"
+    child = subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    child.stdout.readline()
+    (key,) = running_processes(tmp_path / "run")
+    assert pid_of(key) == child.pid
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert running_processes(tmp_path / "run") == []
+    child.communicate()
