@@ -163,8 +163,13 @@ UNDO = """
 
     bound = standing()
     left = installed.undo()
-    originals = {target: hooked.__wrapped__ for target, hooked in bound.items()}
-    print("RESULT " + json.dumps([len(bound), left, standing() == originals]))
+
+    def wrapped(hooked):  # more than one instrumentation may wrap it
+        while (hooked := getattr(hooked, "__wrapped__", None)) is not None:
+            yield hooked
+
+    undone = all(found in wrapped(bound[target]) for target, found in standing().items())
+    print("RESULT " + json.dumps([len(bound), left, undone]))
 """
 
 
