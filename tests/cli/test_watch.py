@@ -33,15 +33,15 @@ class Terminal:
     """A terminal of tmux, with a shell in it."""
 
     def __init__(self, folder: Path) -> None:
-        self.socket = folder / "tmux"
+        self.folder = folder
         environment = {**os.environ, "PS1": PROMPT, "TERM": "xterm-256color"}
         environment.pop("NO_COLOR", None)
         shell = ["sh", "-i"]
         self._tmux("-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "40", *shell, env=environment)
 
     def _tmux(self, *words: str, env: dict[str, str] | None = None) -> str:
-        command = ["tmux", "-S", str(self.socket), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+        command = ["tmux", "-S", "tmux", *words]  # a socket's whole path may have 107 characters
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=env, cwd=self.folder).stdout
 
     def type(self, *keys: str) -> None:
         self._tmux("send-keys", *keys)
