@@ -17,7 +17,6 @@ from typing import NamedTuple
 from rltrace.analysis.figures import Figures, figures
 from rltrace.analysis.metrics import Metrics
 from rltrace.limits import Limits
-from rltrace.read.columns import of_events
 from rltrace.read.following import Follower
 from rltrace.read.perfetto_ui import Refusal
 from rltrace.read.recording import Process, Recording
@@ -104,8 +103,7 @@ class Scrapes:
     def _follow(self, follower: Follower) -> None:
         """Add what was appended since the last scrape."""
         for news in follower.poll():
-            for rows in of_events((*news.ended, *news.samples)):
-                self._metrics.add(news.process, rows)
+            self._metrics.add(news.process, news.columns)
         self._seen = _Seen(follower.recording, follower.processes, self._metrics, is_live=True)
 
     def _judge(self) -> None:

@@ -8,16 +8,16 @@ waits for this one. A step that is shorter than `PERIOD_SECONDS` may have no lin
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
 from rltrace.analysis.figures import figures
 from rltrace.analysis.metrics import Metrics, Together
 from rltrace.events import owner_of_counter
-from rltrace.read.columns import of_events
 from rltrace.read.following import Follower, News
 from rltrace.read.recording import Recording
 from rltrace.record import trackers
@@ -95,14 +95,15 @@ class StepTotals:
                 self._held_bytes = {key: size for key, size in self._held_bytes.items() if key[0] != news.process.key}
 
     def _add(self, news: News) -> None:
-        for rows in of_events((*news.ended, *news.samples)):
-            self._metrics.add(news.process, rows)
-        for sample in news.samples:
-            owner = owner_of_counter(sample.name)
-            if owner is not None and math.isfinite(sample.value):
+        self._metrics.add(news.process, news.columns)
+        samples = news.columns.samples
+        for place in np.unique(samples.name).tolist():
+            owner = owner_of_counter(news.columns.texts[place])
+            sizes = samples.value[(samples.name == place) & np.isfinite(samples.value)]
+            if owner is not None and len(sizes):
                 key = (news.process.key, owner)
-                self._held_bytes[key] = sample.value
-                self._peak_bytes[key] = max(self._peak_bytes.get(key, 0.0), sample.value)
+                self._held_bytes[key] = float(sizes[-1])
+                self._peak_bytes[key] = max(self._peak_bytes.get(key, 0.0), float(sizes.max()))
 
 
 def main(folder: str) -> None:
