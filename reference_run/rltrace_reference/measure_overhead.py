@@ -19,9 +19,9 @@ import msgspec
 from msgspec.structs import replace
 
 import rltrace
-from rltrace.errors import RltraceError
 from rltrace_reference.__main__ import checked, leave_out_what_ray_does_not_know
 from rltrace_reference.config import Config
+from rltrace_reference.exit_code import exit_code_of
 from rltrace_reference.progress import PHASE_OF_CALL, Display
 
 if TYPE_CHECKING:  # torch and Ray take seconds, in sight of the display
@@ -132,18 +132,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=20, help="pairs of steps")
     parser.add_argument("--force", action="store_true", help="try untested versions of vLLM, and GPUs others use too")
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         config = with_fixed_length(checked(options.config, options.force), options.pairs)
         leave_out_what_ray_does_not_know()
         display = TimedDisplay(config.steps)
         with options.times.open("xb") as lines, display:
             measure(config, options.pairs, display, lambda step: _keep(step, lines))
-    except RltraceError as error:
-        print(f"rltrace: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
+
+    return exit_code_of(work)
 
 
 def _keep(step: TimedStep, lines: BinaryIO) -> None:

@@ -14,9 +14,10 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from rltrace.errors import ConfigError, RltraceError
+from rltrace.errors import ConfigError
 from rltrace_reference.__main__ import checked
 from rltrace_reference.config import Config
+from rltrace_reference.exit_code import exit_code_of
 from rltrace_reference.journey.table import size
 from rltrace_reference.prediction import foretell
 from rltrace_reference.recorded_run import RecordedRun, limit_bytes, merged, read_values
@@ -56,16 +57,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--force", action="store_true", help="try untested versions of vLLM, and GPUs others use too")
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         key, values = parse(options.over)
         points = sweep(options.config, key, values, options.out, options.force)
         show(key, points, options.picture, as_json=options.json)
-    except RltraceError as error:
-        print(f"rltrace: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
+
+    return exit_code_of(work)
 
 
 def parse(over: str) -> tuple[str, list[Any]]:

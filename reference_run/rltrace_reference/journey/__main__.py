@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from rltrace.errors import ConfigError, RltraceError
+from rltrace.errors import ConfigError
 from rltrace_reference import config as configuration
 from rltrace_reference import task
 from rltrace_reference.__main__ import checked
 from rltrace_reference.config import Config
+from rltrace_reference.exit_code import exit_code_of
 from rltrace_reference.journey.table import side_by_side
 from rltrace_reference.prediction import foretell
 from rltrace_reference.recorded_run import RecordedRun, merged, read_values
@@ -30,17 +31,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--force", action="store_true", help="try untested versions of vLLM, and GPUs others use too")
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         runs = variants(options.config, options.out)
         make_missing(choose(runs, options.only), options.force)
         figures, config = read_all(runs)
         show(figures, config, options.picture, as_json=options.json)
-    except RltraceError as error:
-        print(f"rltrace: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
+
+    return exit_code_of(work)
 
 
 def variants(common: Path, folder: Path) -> list[RecordedRun]:
