@@ -22,7 +22,6 @@ from rltrace.cli.runs import (
     claim,
     in_shell,
     is_off,
-    keep,
     record_options,
     require_linux,
     say_what_is_lost,
@@ -81,8 +80,7 @@ def exec_(
     check_disabled()
     folder = claim(out, list(command), {})
     say(f"recording into {folder}, {bound(folder, max_disk)}")
-    choose(record_steps, record_ranks)
-    keep(allocations, kernels)
+    choose(record_steps=record_steps, record_ranks=record_ranks, kernels=kernels, allocations=allocations)
     if trace_context:
         os.environ[TRACE_CONTEXT_VARIABLE] = "1"
     outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds, otlp=otlp)

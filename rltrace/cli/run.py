@@ -26,7 +26,6 @@ from rltrace.cli.runs import (
     collector,
     in_shell,
     is_off,
-    keep,
     record_options,
     require_linux,
     say_what_is_lost,
@@ -74,8 +73,7 @@ def run(
     check_disabled()
     otlp = None if settings["otlp"] is False else collector("" if settings["otlp"] is True else settings["otlp"])
     folder = claim(out, ["rltrace", "run", config], settings | {"otlp": otlp is not None})
-    choose(record_steps, record_ranks)
-    keep("", kernels)
+    choose(record_steps=record_steps, record_ranks=record_ranks, kernels=kernels)
     limit = bound(folder, max_disk)
     if not is_quiet():
         show(echo, f"recording into {folder}, {limit}; starting {_ranks(settings)}, which takes a while ...")

@@ -110,41 +110,31 @@ _TRACKERS = click.option(
 )
 
 
-def choose(record_steps: str, record_ranks: str) -> None:
-    """Have the processes of a run record only these steps and ranks in full."""
-    for variable, text in ((chosen_steps.STEPS_VARIABLE, record_steps), (chosen_steps.RANKS_VARIABLE, record_ranks)):
-        if text:
-            os.environ[variable] = text
-
-
 def _each(steps: str) -> str:
     """Return each step by itself, as every process of the run takes them from the environment."""
     return ",".join(map(str, sorted(allocation_steps.parse(steps))))
 
 
-ALLOCATIONS_OPTION = click.option(
-    "--allocations",
-    metavar="STEPS",
-    default="",
-    envvar=allocation_steps.VARIABLE,
-    callback=checked(_each),
-    help="Record every GPU allocation of these steps, such as 3 or 5-7,10; they take a little longer.",
-)
-KERNELS_OPTION = click.option(
-    "--kernels",
-    metavar="STEPS",
-    default="",
-    envvar=allocation_steps.KERNELS_VARIABLE,
-    callback=checked(_each),
-    help="Record every kernel and operator of these steps, such as 3 or 5-7,10; they take longer.",
-)
+def _steps_option(flag: str, variable: str, what: str, longer: str) -> Callable[..., Any]:
+    """Return an option that names the steps of which everything of a kind is recorded."""
+    about = f"Record every {what} of these steps, such as 3 or 5-7,10; they take {longer}."
+    return click.option(flag, metavar="STEPS", default="", envvar=variable, callback=checked(_each), help=about)
 
 
-def keep(allocations: str, kernels: str) -> None:
-    """Have the processes of a run keep all allocations, and all kernels, of these steps."""
-    for variable, text in ((allocation_steps.VARIABLE, allocations), (allocation_steps.KERNELS_VARIABLE, kernels)):
-        if text:
-            os.environ[variable] = text
+ALLOCATIONS_OPTION = _steps_option("--allocations", allocation_steps.VARIABLE, "GPU allocation", "a little longer")
+KERNELS_OPTION = _steps_option("--kernels", allocation_steps.KERNELS_VARIABLE, "kernel and operator", "longer")
+
+
+def choose(*, record_steps: str, record_ranks: str, kernels: str, allocations: str = "") -> None:
+    """Have the processes of a run record only these steps and ranks in full, and of some steps all kernels and
+    allocations."""
+    chosen = {
+        chosen_steps.STEPS_VARIABLE: record_steps,
+        chosen_steps.RANKS_VARIABLE: record_ranks,
+        allocation_steps.VARIABLE: allocations,
+        allocation_steps.KERNELS_VARIABLE: kernels,
+    }
+    os.environ.update({variable: text for variable, text in chosen.items() if text})
 
 
 MAX_DISK_OPTION = click.option(
