@@ -6,7 +6,6 @@ early is told to come again. Nothing is read before the first scrape.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from rltrace.analysis.figures import Figures, figures
 from rltrace.analysis.metrics import Metrics
+from rltrace.host.pace import Pace
 from rltrace.limits import Limits
 from rltrace.read.following import Follower
 from rltrace.read.perfetto_ui import Refusal
@@ -57,8 +57,9 @@ class Scrapes:
         """What it has read."""
         self._seen: _Seen | None = None
         self._figures: Figures | None = None
-        self._figures_due = 0.0
-        """When they are computed again, by `time.monotonic`."""
+        self._are_final = False
+        """Whether the figures are those of a run that is over."""
+        self._pace = Pace(FIGURES_SHARE, least_seconds=FIGURES_SECONDS)
 
     def __call__(self, accept: str) -> tuple[str, bytes] | Refusal:
         """Return what a scrape is answered: its content type and its text."""
@@ -107,15 +108,14 @@ class Scrapes:
         self._seen = _Seen(follower.recording, follower.processes, self._metrics, is_live=True)
 
     def _judge(self) -> None:
-        began = time.monotonic()
-        if began < self._figures_due:
+        if self._are_final or not self._pace.is_due:
             return
+        began = time.monotonic()
         recording = Recording.open(self._path, self._limits)
         is_settled = recording.is_settled
         self._figures = figures(recording)
-        ended = time.monotonic()
-        pause = math.inf if is_settled else max(FIGURES_SECONDS, (ended - began) / FIGURES_SHARE)
-        self._figures_due = ended + pause
+        self._are_final = is_settled
+        self._pace.took(time.monotonic() - began)
 
 
 class _Task:

@@ -22,6 +22,7 @@ import msgspec
 
 from rltrace.cli.completion import RUNS
 from rltrace.cli.echo import echo
+from rltrace.host.pace import Pace
 from rltrace.limits import Limits
 from rltrace.record import manifest
 
@@ -210,7 +211,7 @@ class _Finder:
         self._running: subprocess.Popen[bytes] | None = None
         self._out = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the view ends
         self._began = 0.0
-        self._not_before = 0.0
+        self._pace = Pace(FOUND_SHARE)
         self._steps = -1
 
     def __enter__(self) -> _Finder:
@@ -232,7 +233,7 @@ class _Finder:
         over = [step.number for step in now.steps if step.is_over]
         if len(over) < 2:
             self.why_not = "after the second step"
-        elif over[-1] != self._steps and time.monotonic() >= self._not_before:
+        elif over[-1] != self._steps and self._pace.is_due:
             self._begin(over[-1])
 
     def _begin(self, step: int) -> None:
@@ -258,7 +259,7 @@ class _Finder:
         from rltrace.cli.tables import figures
         from rltrace.cli.tables.live import Findings
 
-        self._not_before = time.monotonic() + (time.monotonic() - self._began) / FOUND_SHARE
+        self._pace.took(time.monotonic() - self._began)
         self._out.seek(0)
         try:
             why: Why = msgspec.json.decode(self._out.read(), type=Why)

@@ -18,6 +18,7 @@ import numpy as np
 from rltrace.analysis.figures import figures
 from rltrace.analysis.metrics import Metrics, Together
 from rltrace.events import owner_of_counter
+from rltrace.host.pace import Pace
 from rltrace.read.following import Follower, News
 from rltrace.read.recording import Recording
 from rltrace.record import trackers
@@ -53,7 +54,7 @@ class StepTotals:
         self._peak_bytes: dict[tuple[str, str], float] = {}
         """Of the step that runs."""
         self._findings: dict[str, float] = {}
-        self._findings_due = time.monotonic() + FINDINGS_SECONDS
+        self._pace = Pace(FINDINGS_SHARE, least_seconds=FINDINGS_SECONDS, is_due=False)
         self._told = 0
         """How many steps had ended when the last line was written."""
 
@@ -79,14 +80,13 @@ class StepTotals:
 
     def judge(self) -> None:
         """Compute what bounds a step, if that is due."""
-        began = time.monotonic()
-        if began < self._findings_due:
+        if not self._pace.is_due:
             return
+        began = time.monotonic()
         found = figures(Recording.open(self._follower.recording.path)).why.findings
         prices = [(one.id, one.seconds_per_step) for one in found]
         self._findings = {trackers.of_finding(name): price for name, price in prices if price is not None}
-        ended = time.monotonic()
-        self._findings_due = ended + max(FINDINGS_SECONDS, (ended - began) / FINDINGS_SHARE)
+        self._pace.took(time.monotonic() - began)
 
     def _read(self) -> None:
         for news in self._follower.poll():
