@@ -21,6 +21,12 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 30.0
 """How long it waits after a request that failed; twice as long after each further one."""
 
 
+def wait_seconds(failures: int) -> float:
+    """Return how long to wait after so many requests that failed in a row; a collector may be away for days."""
+    doublings = min(failures - 1, 16)
+    return min(FIRST_WAIT_SECONDS * 2.0**doublings, LONGEST_WAIT_SECONDS)
+
+
 class _Batch(NamedTuple):
     content: Sequence[ReadableSpan] | MetricsData
     spans: int
@@ -34,7 +40,7 @@ class Sender:
         self._collector = collector
         self._waiting: deque[_Batch] = deque()
         self._some = threading.Condition()
-        self._is_over = False
+        self._is_over = self._is_given_up = False
         self._hurry = threading.Event()
         self.sent_spans = 0
         """How many spans the collector took."""
@@ -72,7 +78,7 @@ class Sender:
         self._add(_Batch(metrics, 0, points_in(metrics)))
 
     def finish(self, limit_s: float) -> None:
-        """Wait until everything is sent, at most so long."""
+        """Wait until everything is sent, at most so long; what waits then is given up."""
         self._hurry.set()
         until = time.monotonic() + limit_s
         with self._some:
@@ -80,6 +86,7 @@ class Sender:
             self._some.notify_all()
             while self._waiting and time.monotonic() < until:
                 self._some.wait(max(0.0, until - time.monotonic()))
+            self._is_given_up = bool(self._waiting)
 
     def _add(self, batch: _Batch) -> None:
         with self._some:
@@ -87,7 +94,7 @@ class Sender:
             self._some.notify_all()
 
     def _send_all(self) -> None:
-        while True:
+        while not self._is_given_up:
             with self._some:
                 while not self._waiting:
                     if self._is_over:
@@ -110,7 +117,7 @@ class Sender:
         return self._collector.send_spans(batch.content)
 
     def _pause(self) -> None:
-        wait_s = min(FIRST_WAIT_SECONDS * 2 ** (self.failures - 1), LONGEST_WAIT_SECONDS)
+        wait_s = wait_seconds(self.failures)
         if self._hurry.is_set():
             time.sleep(min(wait_s, FIRST_WAIT_SECONDS))
         else:
