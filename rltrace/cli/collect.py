@@ -12,9 +12,13 @@ from rltrace.cli.echo import echo
 from rltrace.cli.runs import LIMITS_OPTION, open_run
 from rltrace.errors import RecordingError, RunError
 from rltrace.limits import Limits
+from rltrace.record.step_numbers import numbers
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rltrace.read.recording import Recording
+    from rltrace.run.collection import Collected, Wanted
 
 
 @click.command()
@@ -31,6 +35,13 @@ if TYPE_CHECKING:
 )
 @click.option("--unrelated", is_flag=True, help="Bring folders together although they seem to be of different runs.")
 @click.option(
+    "--steps",
+    metavar="STEPS",
+    callback=lambda context, option, text: None if text is None else _wanted(text),
+    help="Steps of other hosts to bring whole, such as 100-110,every:50, or all; of others come phases, memory, sync, "
+    "requests, errors and totals.  [default: all, or the last ones if all would take more than 1 GiB]",
+)
+@click.option(
     "--compact",
     is_flag=True,
     help="Then replace the segments of RUN by compressed columns, about a tenth as long, of which nothing is missing.",
@@ -41,6 +52,7 @@ def collect(
     address: str | None,
     unknown_clocks: bool,
     unrelated: bool,
+    steps: Wanted,
     compact: bool,
     limits: Limits,
 ) -> None:
@@ -67,11 +79,26 @@ def collect(
         raise click.UsageError("--address is of one RUN on a Ray cluster, and not of the folders of several hosts")
     from rltrace.run.collection import bring_together
 
-    into, done = bring_together(opened, unknown_clocks=unknown_clocks, unrelated=unrelated)
-    echo(f"{into.path}: {done}")
+    into, done = bring_together(opened, steps=steps, unknown_clocks=unknown_clocks, unrelated=unrelated)
+    _say(into.path, done)
     if compact:
         _compact(open_run(str(into.path), limits))
     _report(done.failures)
+
+
+def _wanted(text: str) -> Wanted:
+    if text.strip() == "all":
+        return "all"
+    try:
+        return numbers(text, has_periods=True)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; or all") from None
+
+
+def _say(recording: Path, done: Collected) -> None:
+    echo(f"{recording}: {done}")
+    for left in done.left:
+        echo(left)
 
 
 def _compact(recording: Recording) -> None:

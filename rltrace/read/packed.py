@@ -258,8 +258,13 @@ def _places(file: Path, limits: Limits) -> Iterator[tuple[str, Place]]:
         yield one["segment"], Place(file, len(line) + one["at"], one["packed"], total, one.get("lacks", {}))
 
 
-def write(folder: Path, segments: Sequence[Packed]) -> Path:
+def write(folder: Path, segments: Sequence[Packed], stem: str | None = None) -> Path:
     """Add a file to a folder, whole or not at all, and return it.
+
+    Args:
+        folder: The process's.
+        segments: What the file has.
+        stem: What its name begins with; by default as that of the first segment does.
 
     Raises:
         OSError: it cannot be written.
@@ -272,7 +277,7 @@ def write(folder: Path, segments: Sequence[Packed]) -> Path:
             os.fsync(file.fileno())
         for number in range(1, 1 << 30):
             again = "" if number == 1 else f"-{number}"
-            path = folder / f"{segments[0].name.removesuffix('.seg')}{again}{SUFFIX}"
+            path = folder / f"{segments[0].name.removesuffix('.seg') if stem is None else stem}{again}{SUFFIX}"
             try:
                 os.link(unfinished, path)
             except FileExistsError:  # it has other segments, or is damaged: nothing replaces it

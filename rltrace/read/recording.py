@@ -209,10 +209,13 @@ class Recording:
 
     @cached_property
     def brief_steps(self) -> frozenset[int]:
-        """Return the steps of which something was removed to keep to a disk budget."""
-        groups = {(group.first_step, group.last_step) for process in self.processes for group in process.removed.totals}
-        known = [(first, last) for first, last in groups if first is not None and last is not None]
-        return frozenset(step for first, last in known for step in range(first, min(last, first + MOST_MERGED) + 1))
+        """Return the steps of which something was removed to keep to a disk budget, or left on its host."""
+        return _steps_of(group for process in self.processes for group in process.removed.totals)
+
+    @cached_property
+    def left_steps(self) -> frozenset[int]:
+        """Return the steps of which something was left on its host when the Recording was collected."""
+        return _steps_of(group for process in self.processes for group in process.removed.left)
 
     @property
     def is_live(self) -> bool:
@@ -295,6 +298,13 @@ class Recording:
         """Return how many events could not be written, over all processes."""
         unreadable = sum(process.records for process in self.unidentified)
         return unreadable + sum(process.lost_events for process in self.processes)
+
+
+def _steps_of(groups: Iterable[removed.Group]) -> frozenset[int]:
+    """Return the steps that totals are of."""
+    pairs = {(group.first_step, group.last_step) for group in groups}
+    known = [(first, last) for first, last in pairs if first is not None and last is not None]
+    return frozenset(step for first, last in known for step in range(first, min(last, first + MOST_MERGED) + 1))
 
 
 class Ranks(NamedTuple):

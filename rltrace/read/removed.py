@@ -58,9 +58,11 @@ class Removed(NamedTuple):
     segments: dict[str, list[checksum.Sum]]
     """How each segment is that lacks something, by its name; the last form is the newest."""
     damaged_lines: int
+    left: Totals
+    """Those of the totals whose spans are still on the process's host, from where they were not collected."""
 
 
-NOTHING = Removed({}, 0, 0, {}, 0)
+NOTHING = Removed({}, 0, 0, {}, 0, {})
 
 
 def read(folder: Path, limits: Limits = LIMITS) -> Removed:
@@ -86,7 +88,8 @@ def read(folder: Path, limits: Limits = LIMITS) -> Removed:
     for of_segment in counting:
         add(totals, totals_of(of_segment))
     samples, flows = (sum(line[what] for line in counting) for what in ("samples", "flows"))
-    return Removed(totals, samples, flows, segments, found.damaged)
+    left = merged(totals_of(place.lacks) for place in lacking.values())
+    return Removed(totals, samples, flows, segments, found.damaged, left)
 
 
 def holding(

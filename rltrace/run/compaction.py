@@ -85,13 +85,14 @@ def _final(process: Process, done: Compacted) -> Iterator[tuple[str, bytes]]:
             content = regular_file.read(path, process.limits)
         except OSError:
             content = None
-        if content is not None and _is_final(process, path.name, checksum.of_bytes(content)):
+        if content is not None and is_final(process, path.name, checksum.of_bytes(content)):
             yield path.name, content
         elif content is None or content.strip(b"\0"):
             done.left += 1
 
 
-def _is_final(process: Process, name: str, is_now: Sum) -> bool:
+def is_final(process: Process, name: str, is_now: Sum) -> bool:
+    """Return whether a segment is as it was when it was closed, or as the last line about it says."""
     forms = process.removed.segments.get(name)
     if forms is not None:  # the last line about it may be of a form that it never got
         return is_now == forms[-1]
