@@ -149,8 +149,9 @@ def test_damaged_columns_are_said(run: Path, where: str) -> None:
     content = bytearray(columns.read_bytes())
     if where == "cut":
         del content[-100:]
-    else:
-        content[20 if where == "head" else -100] ^= 4
+    else:  # a single bit may say nothing to zlib
+        at = 20 if where == "head" else len(content) - 100
+        content[at : at + 20] = b"x" * 20
     columns.write_bytes(content)
     recording = Recording.open(run)
     (losses,) = figures(recording).summary.losses
@@ -158,7 +159,7 @@ def test_damaged_columns_are_said(run: Path, where: str) -> None:
     assert bool([*recording.processes[0].events()]) == (where != "head")
     said = CliRunner().invoke(main, ["summary", str(run)]).output
     assert "damaged" in said
-    (news,) = Follower(Recording.open(run)).poll()
+    *_, news = Follower(Recording.open(run)).poll()
     assert news.losses.damaged_segments == 1 or where == "head"
 
 
