@@ -170,6 +170,7 @@ def test_it_is_off_by_default(name: str, said: str | None, monkeypatch: pytest.M
 DRIVER = """
 import os, pathlib, subprocess, sys, time
 import rltrace
+from rltrace.instrument.trackers.handing import HANDING
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 rltrace.identify(role="driver")
@@ -185,6 +186,7 @@ for number in range(3):
         worker.stdout.readline()
     while not lines.exists() or len(lines.read_text().splitlines()) <= number:
         time.sleep(0.05)  # until the process beside the run has looked
+    HANDING.settle(60)
 worker.stdin.close()
 worker.wait()
 writer.close()
