@@ -8,6 +8,8 @@ and their events, streamed, on one time line (`alignment.py`). `from rltrace imp
 
 `following.py` reads a Recording while it grows: each poll gives what was appended since the one before.
 
+`packed.py` restores segments that were replaced by compressed columns.
+
 `cache.py` keeps what was computed of a large Recording until a file of it changes.
 
 `gate.py` checks every field that was written, and `order.py` the times of a segment that has no checksum. `archive.py`
