@@ -24,6 +24,9 @@ from rltrace_exporters.otlp.metrics import Measures, batches
 from rltrace_exporters.otlp.sending import Sender
 from rltrace_exporters.otlp.traces import Traces
 
+HELD_SECONDS = 900.0
+"""How long steps are held, at most, because a process may still turn out to have a step, or a phase of theirs."""
+
 READING_SHARE = 0.7
 """Share of the time after a run in which what is left may be read; the rest of it is for sending that."""
 
@@ -104,10 +107,18 @@ class LiveOtlp:
         began_ns = self._now_ns()
         for news in self._follower.poll():
             self._take(news)
-        self._spans = batched(self._over(self._polled_ns))
+        self._spans = batched(self._over(self._settled_ns(self._polled_ns)))
         self._polled_ns = began_ns
         self._hand_over_metrics()
         self._is_handed_over = self._hand_over_all(is_patient=True)
+
+    def _settled_ns(self, read_ns: int) -> int:
+        """Return until when no step and no phase will be inferred any more, of what was read until a time."""
+        until = [
+            self._follower.inferred_until_ns(process.key) + self._offset_ns(process) + 1
+            for process in self._follower.processes
+        ]
+        return max(min([read_ns, *until]), read_ns - round(HELD_SECONDS * 1e9))
 
     def _over(self, before_ns: int) -> Iterator[ReadableSpan]:
         """Yield what was over before a time."""
