@@ -124,6 +124,8 @@ class StepNow(msgspec.Struct, frozen=True, kw_only=True):
     reward_mean: float | None
     tokens_per_second: float | None
     error: str | None
+    is_inferred: bool = False
+    """Whether nobody marks it."""
 
 
 class ErrorNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -579,6 +581,7 @@ def _step(kept: _Kept, span: Span, place: int) -> StepNow:
         reward_mean=kept.figure(REWARD_MEAN, span),
         tokens_per_second=rate,
         error=None if error is None else str(error),
+        is_inferred=span.is_inferred,
     )
 
 

@@ -96,6 +96,11 @@ class LiveOtlp:
         )
 
     @property
+    def steps_sent(self) -> int:
+        """How many steps were put together so far."""
+        return self._traces.steps_sent
+
+    @property
     def waiting_spans(self) -> int:
         """How many spans were put together and are not sent yet."""
         return self._sender.waiting_spans
@@ -115,14 +120,14 @@ class LiveOtlp:
     def _settled_ns(self, read_ns: int) -> int:
         """Return until when no step and no phase will be inferred any more, of what was read until a time."""
         until = [
-            self._follower.inferred_until_ns(process.key) + self._offset_ns(process) + 1
+            self._follower.inferred_until_ns(process.key) + self._offset_ns(process)
             for process in self._follower.processes
         ]
         return max(min([read_ns, *until]), read_ns - round(HELD_SECONDS * 1e9))
 
     def _over(self, before_ns: int) -> Iterator[ReadableSpan]:
-        """Yield what was over before a time."""
-        yield from self._traces.over(before_ns)
+        """Yield what was over at a time."""
+        yield from self._traces.over(before_ns + 1)
         open_spans = {process.key: self._follower.open_spans(process.key) for process in self._follower.processes}
         if not self._traces.has_steps_to_send and not any(map(_has_step, open_spans.values())):
             yield from self._traces.special(before_ns, open_spans)
