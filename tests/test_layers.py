@@ -94,6 +94,7 @@ LOADS = {
     "rltrace.read.cut_columns": {"msgpack", "numpy"},
     "rltrace.read.depth": {"msgpack", "numpy"},
     "rltrace.read.following": {"msgpack", "numpy"},
+    "rltrace.read.inferring": {"msgspec", "numpy"},
     "rltrace.read.native": {"numpy"},
     "rltrace.analysis": {"msgspec", "numpy"},
     "rltrace.frames": {"msgspec", "numpy", "pyarrow"},
