@@ -314,25 +314,20 @@ class _Kept:
             self.last_ns = max(self.last_ns, open_spans[-1].start_ns)
 
     def _sample(self, columns: Columns) -> None:
-        samples = columns.samples
-        if not len(samples.ts_ns):
+        if not len(columns.samples.ts_ns):
             return
-        self.last_ns = max(self.last_ns, int(samples.ts_ns.max()))
-        for place in np.unique(samples.name).tolist():
-            name = columns.texts[place]
-            rows = np.flatnonzero(samples.name == place)
-            last = int(rows[-1])
-            value = float(samples.value[last])
+        self.last_ns = max(self.last_ns, int(columns.samples.ts_ns.max()))
+        for name, times_ns, values in columns.samples_by_name():
+            last = float(values[-1])
             if self.process.role == SAMPLER:
-                self.sampled[name] = value
+                self.sampled[name] = last
             elif name == USED:
-                self.used = int(samples.ts_ns[last]), value
+                self.used = int(times_ns[-1]), last
             elif (owner := owner_of_counter(name)) is not None:
-                self.owners[owner] = value
+                self.owners[owner] = last
             elif name in STEP_FIGURES:
-                kept = self.figures.setdefault(name, deque(maxlen=MOST_FIGURES))
-                for row in rows[-MOST_FIGURES:].tolist():
-                    kept.append((int(samples.ts_ns[row]), float(samples.value[row])))
+                newest = zip(times_ns[-MOST_FIGURES:].tolist(), values[-MOST_FIGURES:].tolist(), strict=True)
+                self.figures.setdefault(name, deque(maxlen=MOST_FIGURES)).extend(newest)
 
     def _told_of(self, columns: Columns) -> NDArray[np.intp]:
         """Return the rows of spans that something is kept of: all steps and errors, and the last one of the others."""
