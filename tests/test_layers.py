@@ -59,7 +59,7 @@ INSIDE = {
         "memory": {"torch"},
         "torch_memory_saver": {"memory"},
         "python_gc": set(),
-        "trackers": set(),
+        "trackers": {"torch"},
         "ray": set(),
         "opentelemetry": set(),
         "trl": {"memory"},

@@ -220,6 +220,39 @@ def test_a_driver_tells_of_its_workers(tmp_path: Path) -> None:
     assert dict(found["rltrace/memory/actor.params_peak_gib"]) == {0: 2, 1: 2, 2: 2}
 
 
+LOOP = """
+import sys, time
+import rltrace
+rltrace.instrument(sys.argv[1])
+import torch
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+writer, model = EventFileWriter(sys.argv[2]), torch.nn.Linear(2, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        time.sleep(0.02)
+    optimizer.step()
+    optimizer.zero_grad()
+with rltrace.span("step", step=9):
+    pass
+writer.close()
+"""
+
+
+def test_a_loop_without_marks(tmp_path: Path) -> None:
+    """Its steps are told as far as they can be known while it goes on, until the program marks one itself."""
+    words = [sys.executable, "-c", LOOP, str(tmp_path / "run"), str(tmp_path / "events")]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, "RLTRACE_TRACKERS": "1"}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = scalars_of_tensorboard(tmp_path / "events")["rltrace/step_seconds"]
+    assert [step for step, _ in told] == [0, 1, 2, 3, 9]
+    assert all(seconds >= 0.04 for step, seconds in told if step != 9)
+
+
 def test_findings_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What bounds a step, as far as the run is known, is in the program's own run, with its price, under each step."""
     monkeypatch.setattr(step_totals, "FINDINGS_SECONDS", 0.0)
