@@ -352,8 +352,9 @@ def test_a_step_that_is_told_by_samples(tmp_path: Path) -> None:
     assert value(text, "rltrace_step_tokens_per_second") == 7
 
 
-def test_steps_that_nobody_marks(tmp_path: Path) -> None:
+def test_steps_that_nobody_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a loop without marks goes on, its steps and phases that are over are counted."""
+    monkeypatch.setattr("rltrace.read.following.INFERRED_SHARE", 1e9)
     loop = [[*generate(at, at + 4), *learn(at + 6)] for at in range(0, 100, 20)]
     living = {"pid": os.getpid(), "start_ticks": started_ticks(os.getpid())}
     run = Written(tmp_path / "run").process("p", *loop, hooks=(HOOK,), **living).folder
