@@ -92,7 +92,8 @@ class LiveScreen:
         ], 3)  # fmt: skip
         yield Section(_title("Memory"), [*_memory(now.devices, width, has_colors)], 2)
         yield Section(_title("Rollout"), [*_rollout(now)], 1)
-        yield Section(_title("Steps"), [*_steps(now.steps)], 2)
+        steps = "Steps, inferred from what runs" if any(step.is_inferred for step in now.steps) else "Steps"
+        yield Section(_title(steps), [*_steps(now.steps)], 2)
         yield Section(_title("Errors", "bold red"), [*_errors(now)], 1)
         yield Section(_title("Findings so far"), [*self._found(console)], 1)
 
