@@ -195,6 +195,34 @@ def test_collecting_again_changes_nothing(run: Path, nodes: Cluster) -> None:
     assert {path: path.read_bytes() for path in run.glob("processes/*/*")} == before
 
 
+def test_chosen_steps_come_whole(run: Path, nodes: Cluster, tmp_path: Path) -> None:
+    """With --steps the other node makes columns of its segments: these steps whole, of others what figures need."""
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (far,) = (
+        process.key for process in Recording.open(run).processes if process.host == "second" and process.rank == 1
+    )
+    shutil.rmtree(copy / "processes" / far)
+    done = rltrace_command(nodes, tmp_path, "collect", "--steps", "3-5", "copy")
+    assert done.returncode == 0 and "second: steps 3-5 are here whole" in done.stdout, done.stderr
+    found, whole = Recording.open(copy), Recording.open(run)
+    assert {*found.brief_steps} & {*range(3, 6)} == set() and len(found.brief_steps) > STEPS - 10
+    assert list((copy / "processes" / far).glob("*.columns"))
+    spans = [spans_of(folder / "processes" / far) for folder in (copy, run)]  # on their own clock: it was read again
+    phases = [[span for span in some if span.name == "actor.update"] for some in spans]
+    assert phases[0] == phases[1]
+    begin_ns, end_ns = phases[1][3].start_ns, phases[1][5].end_ns or 0
+    assert within(spans[0], begin_ns, end_ns) == within(spans[1], begin_ns, end_ns) and len(spans[0]) < len(spans[1])
+    assert not (nodes.spool / f"rltrace-{whole.manifest['run_id']}" / "abridged").exists()
+
+
+def spans_of(folder: Path) -> list[Span]:
+    return [event for event in Process(folder).events() if isinstance(event, Span)]
+
+
+def within(spans: list[Span], begin_ns: int, end_ns: int) -> list[Span]:
+    return [span for span in spans if begin_ns <= span.start_ns and (span.end_ns or 0) <= end_ns]
+
+
 def test_collecting_leaves_other_process_alone(run: Path, nodes: Cluster, tmp_path: Path) -> None:
     """Collecting fetches what is missing and leaves another process's folder alone."""
     copy = tmp_path / "copy"
