@@ -147,6 +147,8 @@ class Follower:
         self._followed: dict[str, _Followed] = {}
         self._domain = recording.own_domain
         self._aligned: dict[Domain, alignment.Alignment] = {}
+        self.read_hosts: set[str] = set()
+        """Other hosts of the run whose clocks were read. What they record is here once it is collected."""
         self._clock_bytes = -1
         self._is_marked = recording.manifest["version"] >= MARKED_SINCE
         self._pace = Pace(INFERRED_SHARE)
@@ -263,7 +265,9 @@ class Follower:
         if self._domain and size_bytes != self._clock_bytes:
             self._clock_bytes = size_bytes
             self._count(size_bytes)
-            self._aligned = alignment.read(self.recording.folder, self._domain)
+            said = alignment.read_lines(self.recording.folder).values
+            self._aligned = alignment.fitted(said, self._domain)
+            self.read_hosts = {line["host"] for line in said if isinstance(line.get("host"), str)}
         for one in self._followed.values():
             fit = self._aligned.get(one.process.clock_domain)
             if self._domain and fit is not None and one.process.clock_domain != self._domain:

@@ -149,8 +149,12 @@ def _head(now: Now, heading: Heading) -> Iterator[Text]:
     every = f"every {heading.every_seconds:.0f} s" if heading.every_seconds >= 1 else "several times a second"
     yield Text(" · ".join([*facts, f"seen at {heading.at}, {every}"]))
     yield _hosts(now)
-    if of_all:
-        yield Text("a host with a disk of its own is seen once its part is here: `rltrace collect`", "yellow")
+    if now.hosts_elsewhere or of_all:
+        one_host = len(now.hosts_elsewhere) == 1
+        who = f"{_some(now.hosts_elsewhere, 3)} {'records' if one_host else 'record'} elsewhere, and"
+        who = who if now.hosts_elsewhere else "a host that records elsewhere"
+        is_are = "is" if one_host or not now.hosts_elsewhere else "are"
+        yield Text(f"{who} {is_are} seen as far as it was collected: `rltrace collect`", "yellow")
     if lost := sum(now.losses[:5]):
         yield Text(f"{lost:,} records or segments are missing or damaged; `rltrace summary` names them", "yellow")
 
