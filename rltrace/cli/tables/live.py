@@ -169,6 +169,8 @@ def _step_words(steps: Sequence[StepNow]) -> str:
 
 def _hosts(now: Now) -> Text:
     hosts = now.hosts
+    if not hosts:
+        return Text("nothing was recorded yet", "dim")
     if len(hosts) == 1:
         return Text(_host_words(hosts[0].name, hosts[0].cpu_percent, hosts[0].available_bytes), "dim")
     quiet = [host.name for host in hosts if host.silent_seconds > SILENT_SECONDS]
