@@ -51,7 +51,7 @@ from rltrace.events import (
     owner_on_host,
     prompt_of,
 )
-from rltrace.read import columns
+from rltrace.read import columns, cores
 from rltrace.read.columns import MISSING, NO_TEXT, OPEN, Columns
 from rltrace.read.gate import MOST_BYTES
 from rltrace.read.recording import Process, Recording
@@ -391,7 +391,7 @@ class Observations:
         self.recording = recording
         self.time_line = TimeLine(recording)
         on_lane = lanes(processes)
-        self.processes = [_see(process, on_lane[process.key], self.time_line) for process in processes]
+        self.processes = cores.each(lambda process: _see(process, on_lane[process.key], self.time_line), processes)
         self._on_lane: dict[Lane, list[Seen]] = {}
         for seen in self.processes:
             self._on_lane.setdefault(seen.lane, []).append(seen)
