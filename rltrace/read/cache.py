@@ -21,6 +21,7 @@ from typing import NamedTuple
 from rltrace.events import VERSION
 from rltrace.host import regular_file
 from rltrace.limits import NO_LIMITS
+from rltrace.read import packed
 from rltrace.read.recording import Recording
 from rltrace.record import checksum, manifest
 from rltrace.record.process import OPENING
@@ -31,12 +32,15 @@ FOLDER = "cache"
 WORTH_BYTES = 32 << 20
 """Fewer bytes of segments are read again: that takes about a second."""
 
+COMPRESSED = 10
+"""About so many times as long as its columns is a segment."""
+
 MOST_OF_USER = 32
 """How many files are kept in the user's own cache; the oldest go first."""
 
 _LIMITS = NO_LIMITS._replace(document_bytes=1 << 30)
 _READ_WHOLE = (".json", ".jsonl", ".u64")
-_SEGMENT = ".seg"
+_SEGMENTS = (".seg", packed.SUFFIX)
 _FORMAT = 1
 
 
@@ -159,7 +163,7 @@ def look(recording: Recording) -> Look:
             found.append((name, f"{_crc32(Path(entry.path)):08x}"))
         else:
             found.append((name, *_told_by(status)))
-            size_bytes += status.st_size if name.endswith(_SEGMENT) else 0
+            size_bytes += _bytes_of_segments_in(name, status)
     return Look(tuple(found), size_bytes)
 
 
@@ -175,7 +179,7 @@ def _entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 def _files(folder: Path, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     for entry in _listed(folder):
-        if entry.name.endswith((*_READ_WHOLE, _SEGMENT)):
+        if entry.name.endswith((*_READ_WHOLE, *_SEGMENTS)):
             yield prefix + entry.name, entry
 
 
@@ -194,7 +198,14 @@ def _told_by(status: os.stat_result) -> tuple[str, ...]:
 
 
 def _bytes_of_segments(folder: Path) -> int:
-    return sum(entry.stat(follow_symlinks=False).st_size for name, entry in _entries(folder) if name.endswith(_SEGMENT))
+    return sum(_bytes_of_segments_in(name, entry.stat(follow_symlinks=False)) for name, entry in _entries(folder))
+
+
+def _bytes_of_segments_in(name: str, status: os.stat_result) -> int:
+    """Return how many bytes of segments are in a file, about if they are compressed."""
+    if name.endswith(packed.SUFFIX):
+        return COMPRESSED * status.st_size
+    return status.st_size if name.endswith(_SEGMENTS) else 0
 
 
 def _crc32(file: Path) -> int:

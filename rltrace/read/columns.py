@@ -200,6 +200,16 @@ class Columns:
             for name, thread, ts_ns, value, is_whole in zip(name, thread, ts_ns, value, is_whole, strict=True)
         ]
 
+    def samples_by_name(self) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.float64]]]:
+        """Yield each counter, with the times of its samples in order, and their values."""
+        samples = self.samples
+        if not len(samples.name):
+            return
+        in_order = np.lexsort((samples.ts_ns, samples.name))
+        places, begins = np.unique(samples.name[in_order], return_index=True)
+        for place, rows in zip(places.tolist(), np.split(in_order, begins[1:]), strict=True):
+            yield self.texts[place], samples.ts_ns[rows], samples.value[rows]
+
     def spans(self, rows: NDArray[np.intp]) -> Iterator[Span]:
         """Yield some rows as the events that they are."""
         columns = (self.name, self.thread, self.task, self.start_ns, self.end_ns, self.lane, self.is_automatic)

@@ -7,9 +7,9 @@
                 print(news.process.name, span.name, span.seconds)
         time.sleep(1)
 
-What `poll` gives, from first to last, is what `Process.events` of the finished Recording gives, except for steps and
-phases that are inferred: a reader makes those of a whole process. Memory is bounded: a follower holds the processes,
-the open spans and one piece of a segment.
+What `poll` gives, from first to last, is what `Process.events` of the finished Recording gives. Steps and phases that
+nobody marks are given when the next step has begun (`inferring.py`). Memory is bounded: a follower holds the processes,
+the open spans, one piece of a segment, and of a loop that marks nothing what ran in the step that goes on.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ import numpy as np
 from rltrace.events import MARKED_SINCE, Counter, Span
 from rltrace.host import clock, regular_file
 from rltrace.host.clock import Domain
-from rltrace.read import alignment, engines, gate, order, removed, unmarked
+from rltrace.host.pace import Pace
+from rltrace.read import alignment, engines, gate, order, packed, removed, unmarked
 from rltrace.read.columns import Columns, Growing, from_events
+from rltrace.read.inferred import NEVER_NS
+from rltrace.read.inferring import Inferring
 from rltrace.read.native import UnsoundError
 from rltrace.read.recording import Event, EventReader, Process, Recording, Segment
 from rltrace.read.records import last_record, records, whole_bytes
@@ -45,6 +48,9 @@ NEWS_BYTES = 4 << 20
 
 MOST_EARLY = 10_000
 """How many ends wait for a beginning that has not been read yet; the oldest are given up as orphans."""
+
+INFERRED_SHARE = 0.1
+"""Share of the time that inferring steps and phases may take."""
 
 _SETTLED_NS = 1_000_000_000
 """A folder that changed this short a time ago may get another file without a change of its time."""
@@ -143,6 +149,9 @@ class Follower:
         self._aligned: dict[Domain, alignment.Alignment] = {}
         self._clock_bytes = -1
         self._is_marked = recording.manifest["version"] >= MARKED_SINCE
+        self._pace = Pace(INFERRED_SHARE)
+        self._has_steps = False
+        """Whether the run has steps, marked or inferred."""
         self.is_over = False
         """Whether the run has ended, and the last poll has read all of it. Only a run's own host can tell that it was
         killed."""
@@ -160,12 +169,30 @@ class Follower:
 
     def open_spans(self, key: str) -> list[Span]:
         """Return the spans that a process has open, by when they began: those of one thread and task contain each
-        other.
+        other. A step and a phase that go on are among them if they are inferred.
 
         Args:
             key: `Process.key`.
         """
         return self._followed[key].open_spans()
+
+    def pending_spans(self, key: str) -> list[Span]:
+        """Return the inferred steps and phases of a process that are over, and may change until they are given.
+
+        Args:
+            key: `Process.key`.
+        """
+        return self._followed[key].inferring.pending
+
+    def inferred_until_ns(self, key: str) -> int:
+        """Return until when all steps and phases of a process were given that are inferred; it is far ahead if none may
+        come.
+
+        Args:
+            key: `Process.key`.
+        """
+        inferring = self._followed[key].inferring
+        return inferring.since_ns if inferring.learns or not self._has_steps else NEVER_NS
 
     def poll(self) -> Iterator[News]:
         """Yield what was written since the last poll, process by process; a process with much news comes repeatedly.
@@ -183,7 +210,26 @@ class Follower:
         for one in self._followed.values():
             if not one.is_over and one.is_identified:
                 yield from one.read_segments(self._count)
+        yield from self._infer(has_ended)
         self.is_over = has_ended
+
+    def _infer(self, has_ended: bool) -> Iterator[News]:
+        """Yield what follows from all that was read, if nobody knows the trainer."""
+        everyone = [one for one in self._followed.values() if one.is_given]
+        if any(one.inferring.is_known for one in everyone):
+            for one in everyone:
+                one.inferring.give_up()
+            return
+        is_due, began = self._pace.is_due, time.monotonic()
+        has_steps = any(one.inferring.has_steps for one in everyone)
+        for one in everyone:
+            is_last = one.is_over or has_ended
+            if not one.inferring.is_finished and (is_last or (is_due and one.inferring.has_changed)):
+                do_others_step = has_steps or any(other.inferring.has_given_steps for other in everyone)
+                yield from one.infer(has_steps=has_steps, do_others_step=do_others_step, is_last=is_last)
+        self._has_steps = has_steps or any(one.inferring.has_given_steps for one in everyone)
+        if is_due:
+            self._pace.took(time.monotonic() - began)
 
     def _has_ended(self) -> bool:
         """Return whether the run itself has; some of its processes may be about to."""
@@ -250,12 +296,13 @@ class _Followed:
         self._newest_segments = newest_segments
         self._lines_bytes = 0
         self._events = _Events(self.process)
+        self.inferring = Inferring()
         self._tails: dict[str, _SegmentTail] = {}
         """Of each segment that may still grow, or has not been read to its end."""
         self._finished: set[str] = set()
         """Names of the segments that need no look any more."""
         self._listed_ns: int | None = None
-        self._given_open: set[tuple[int, int, int]] = set()
+        self._given_open: set[tuple[int, int, int, str]] = set()
         self._lost = 0
         self._missed_segments = 0
         self._orphans = 0
@@ -302,6 +349,7 @@ class _Followed:
         found = self._decoded(parts, count)
         self._events.give_up_early_ends(0 if is_last else MOST_EARLY)
         cut = [*self._cut_by_pauses()] if is_last else []
+        self.inferring.take(cut)
         self.is_over = is_last
         news = self._news(found)
         if cut:
@@ -315,13 +363,17 @@ class _Followed:
         if not parts:
             return []
         self.read_lines(count)
-        return self._events.decode(parts, self._bounds_ns())
+        found = self._events.decode(parts, self._bounds_ns())
+        self.inferring.take(found)
+        self.inferring.look_at_open(map(self._shown, self._events.open))
+        return found
 
     def _find_segments(self) -> None:
         changed_ns = _changed_ns(self.process.folder)
         if changed_ns is not None and changed_ns == self._listed_ns:
             return
         found = _listed(self.process.folder, lambda entry: entry.name.endswith(".seg"))
+        found |= dict.fromkeys(self.process.packed.look())
         self._listed_ns = changed_ns
         self._finished &= found.keys()
         new = sorted(found.keys() - self._tails.keys() - self._finished)
@@ -348,12 +400,24 @@ class _Followed:
             tail.is_gone = True
             return b""
         except OSError:
-            tail.is_gone = True
-            self._missed_segments += 1
-            return b""
+            return self._of_columns(tail, count)
         count(part.read_bytes)
         tail.inode = part.inode
         return tail.take(part.content, is_closed=is_closed)
+
+    def _of_columns(self, tail: _SegmentTail, count: Callable[[int], None]) -> bytes:
+        """Return what follows in a segment that is no file any more: it was replaced by columns, or dropped."""
+        try:
+            content = self.process.packed.read(tail.path.name)
+        except packed.DamagedError:
+            self.process.damaged_segments += 1
+        except OSError:
+            self._missed_segments += 1
+        else:
+            count(len(content))
+            return tail.take(content[tail.at :], is_closed=True)
+        tail.is_gone = True
+        return b""
 
     def _of_brief(self, tail: _SegmentTail, content: bytes) -> bytes:
         """Return what a segment that was made brief has behind what was read before that."""
@@ -381,10 +445,23 @@ class _Followed:
         del self._tails[name]
         self._finished.add(name)
 
+    # ---- what is inferred ----
+
+    def infer(self, *, has_steps: bool, do_others_step: bool, is_last: bool) -> Iterator[News]:
+        """Yield the inferred steps and phases that are over, or nothing but what goes on."""
+        is_over = self.process.end_ns is not None
+        before = self.inferring.open, self.inferring.pending
+        given = self.inferring.more(
+            has_steps=has_steps, do_others_step=do_others_step, is_over=is_over, is_last=is_last or is_over
+        )
+        if given or (self.inferring.open, self.inferring.pending) != before:
+            yield self._news(given)
+
     # ---- what is open, and what is lost ----
 
     def open_spans(self) -> list[Span]:
-        return sorted(map(self._shown, self._events.open), key=lambda span: span.start_ns)
+        recorded = map(self._shown, self._events.open)
+        return sorted([*self.inferring.open, *recorded], key=lambda span: span.start_ns)
 
     def _shown(self, span: Span) -> Span:
         """Return a span that is open as it is given: the decoder's own stays on the process's clock."""
@@ -430,8 +507,8 @@ class _Followed:
 
     def _news(self, found: Columns | Sequence[Event]) -> News:
         is_new, self.is_given = not self.is_given, True
-        open_now = {(span.start_ns, span.thread, span.task): span for span in self._events.open}
-        began = [self._shown(span) for key, span in open_now.items() if key not in self._given_open]
+        open_now = {(span.start_ns, span.thread, span.task, span.name): span for span in self.open_spans()}
+        began = [span for key, span in open_now.items() if key not in self._given_open]
         self._given_open = {*open_now}
         is_aligned = self._own_domain is None or self.process.time_domain == self._own_domain
         return News(self.process, found, began, self._losses(), is_new=is_new, is_aligned=is_aligned)

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 REQUIREMENTS = {
-    # vLLM's is a lock: with it installed in full, nothing is to be resolved.
+    # A lock: pip takes minutes to resolve what vLLM asks for.
     "vllm": ["--no-deps", "--requirement", str(HERE / "vllm.txt")],
     # Its lock is of what it imports on a CPU: in full it is CUDA's, and says so of torch too.
     "sglang": ["--no-deps", "--requirement", str(HERE / "sglang.txt")],
@@ -38,7 +38,7 @@ REQUIREMENTS = {
 """What pip installs into each environment, besides us and pytest."""
 
 WITH_TORCH = ["--constraint", str(ROOT / "constraints.txt"), "torch", "setuptools<81", "wheel"]
-BUILT_WITH = {"deepspeed": WITH_TORCH, "openrlhf": WITH_TORCH, "skyrl": WITH_TORCH}
+BUILT_WITH = {"deepspeed": WITH_TORCH, "openrlhf": WITH_TORCH, "skyrl": WITH_TORCH, "vllm": WITH_TORCH}
 """What has to be there before that."""
 
 RELEASES = {

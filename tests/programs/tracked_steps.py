@@ -19,6 +19,8 @@ import mlflow  # noqa: E402 - behind the hooks
 import wandb  # noqa: E402
 from torch.utils.tensorboard import SummaryWriter  # noqa: E402
 
+from rltrace.instrument.trackers.handing import HANDING  # noqa: E402
+
 run = wandb.init(project="tracked", dir=out, mode="offline")
 mlflow.set_tracking_uri(f"file:{out / 'mlruns'}")
 active = mlflow.start_run()
@@ -39,6 +41,7 @@ for number in range(10, 13):
         mlflow.log_metric("loss", number / 10, step=number)
         writer.add_scalar("loss", number / 10, number)
     wandb_steps.append(run.step)
+    HANDING.settle(60)  # a step takes longer than this in earnest: W&B has it before the next row
 run.log({"last": 1.0})
 wandb_steps.append(run.step)
 writer.close()
