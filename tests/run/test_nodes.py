@@ -72,15 +72,22 @@ def run(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exec")
     (folder / "program.py").write_text(PROGRAM)
     traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, "7"]
-    done = rltrace_command(nodes, folder, *traced)
-    assert done.returncode == 0, done.stderr
+    with (folder / "watched").open("w") as out:
+        watching = subprocess.Popen(
+            [*RLTRACE, "summary", "--watch", "run"], cwd=folder, env=nodes.environment, stdout=out
+        )
+        done = rltrace_command(nodes, folder, *traced)
+        assert done.returncode == 0, done.stderr
+        assert watching.wait(60) == 0
     return folder / "run"
 
 
+RLTRACE = (sys.executable, "-c", "from rltrace.cli import main; main()")
+
+
 def rltrace_command(nodes: Cluster, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from rltrace.cli import main; main()", *words]
     return subprocess.run(
-        command, cwd=folder, env=nodes.environment, check=False, capture_output=True, text=True, timeout=500
+        [*RLTRACE, *words], cwd=folder, env=nodes.environment, check=False, capture_output=True, text=True, timeout=500
     )
 
 
@@ -133,6 +140,13 @@ def without_alignment(run: Path, copy: Path) -> Recording:
     shutil.copytree(run, copy)
     (copy / clock_readings.FILE).unlink()
     return Recording.open(copy)
+
+
+def test_the_live_view_knows_the_hosts(run: Path) -> None:
+    """It names the other host once its clock was read, and has its rank once its part was collected."""
+    pictures = (run.parent / "watched").read_text()
+    assert "second records elsewhere, and is seen as far as it was collected: `rltrace collect`" in pictures
+    assert "2 ranks" in pictures and "nothing lost" in pictures and "0 hosts" not in pictures
 
 
 def test_timeline_within_bound(run: Path, nodes: Cluster, tmp_path: Path) -> None:
