@@ -219,14 +219,14 @@ def test_exec_keeps_within_its_budget(tmp_path: Path) -> None:
     program = (
         "import pathlib, sys, time, rltrace\n"
         f"sys.path.append({str(Path(budgeted_runs.__file__).parent)!r})\n"
-        "import budgeted_runs\n"
+        "from budgeted_runs import disk_bytes\n"
         "until = time.monotonic() + 60\n"
         "for step in range(150):\n"
         "    with rltrace.span('step', step=step):\n"
         "        for n in range(1500):\n"
         "            with rltrace.span('own', n=n, filler='x' * 60): pass\n"
         "        time.sleep(0.04)\n"
-        f"    while budgeted_runs.disk_bytes(pathlib.Path({str(folder)!r})) > 12_000_000 and time.monotonic() < until:\n"
+        f"    while disk_bytes(pathlib.Path({str(folder)!r})) > 12_000_000 and time.monotonic() < until:\n"
         "        time.sleep(0.02)\n"
     )
     command = [sys.executable, "-m", "rltrace", "exec", "--out", str(folder), "--max-disk", "16MB", "--"]
