@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +60,13 @@ def finish(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
 
 
-def record(folder: Path, **changes: Any) -> Recording:
-    """Runs to the end under `rltrace run` and returns the Recording."""
+def record(folder: Path, environment: Mapping[str, str] | None = None, **changes: Any) -> Recording:
+    """Runs to the end under `rltrace run`, with more environment, and returns the Recording."""
     config = write_config(folder, **changes)
     command = [*RLTRACE, "run", str(config), "--out", str(folder / "run")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env={**os.environ, **(environment or {})}
+    )
     assert done.returncode == 0, done.stderr
     return Recording.open(folder / "run")
 

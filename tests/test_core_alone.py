@@ -191,12 +191,14 @@ def test_zsh_is_told_what_was_run(core: Recorded) -> None:
 
 
 def test_off_runs_the_command_untouched(core: Recorded) -> None:
-    """With `RLTRACE_OFF` the command runs in our place: its own pid, environment and exit code, and no file."""
+    """With `RLTRACE_OFF` the command runs in our place: its own pid, environment and exit code, and no file, whatever
+    else is asked for, sensible or not."""
     code = "import os, signal, sys; print(os.getpid(), dict(os.environ), signal.getsignal(signal.SIGPIPE)); sys.exit(7)"
     folder = core.folder / "off"
     folder.mkdir()
+    asked = ("--otlp", "http://localhost:4318", "--trackers", "--max-disk", "much", "--allocations", "all")
     with subprocess.Popen(
-        [str(core.environment.script), "exec", "--", core.environment.python, "-c", code],
+        [str(core.environment.script), "exec", *asked, "--", core.environment.python, "-c", code],
         env=core.environment.variables(RLTRACE_OFF="1"), cwd=folder, stdout=-1, stderr=-1, text=True,
     ) as process:  # fmt: skip
         out, err = process.communicate(timeout=60)

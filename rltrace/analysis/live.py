@@ -124,6 +124,8 @@ class StepNow(msgspec.Struct, frozen=True, kw_only=True):
     reward_mean: float | None
     tokens_per_second: float | None
     error: str | None
+    is_inferred: bool = False
+    """Whether nobody marks it."""
 
 
 class ErrorNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +177,8 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     errors: list[ErrorNow]
     errors_in_all: int
     hosts: list[HostNow]
+    hosts_elsewhere: list[str]
+    """Other hosts of the run, of which nothing is here yet."""
     ranks_started: int | None
     """How many ranks the launcher started; None if nobody said so."""
     processes: int
@@ -211,7 +215,8 @@ class Live:
             kept.take(news)
         for kept in self._kept.values():
             if kept.has_changed:
-                kept.look(self.follower.open_spans(kept.process.key))
+                key = kept.process.key
+                kept.look(self.follower.open_spans(key), self.follower.pending_spans(key))
         if is_anyone_new or self._time_line is None:
             self._time_line = TimeLine(self.follower)
         self._lanes = lanes([kept.process for kept in self._kept.values()])
@@ -251,6 +256,7 @@ class Live:
             errors=errors[-MOST_ERRORS:],
             errors_in_all=sum(one.many_errors + (one.process.killed_by is not None) for one in program),
             hosts=_hosts(kept),
+            hosts_elsewhere=sorted(self.follower.read_hosts - {one.process.host for one in kept}),
             ranks_started=max((one.process.world_size for one in program if one.process.world_size), default=None),
             processes=len(program),
             ended=sum(one.is_over for one in program),
@@ -269,6 +275,8 @@ class _Kept:
         self.now_ns = 0
         self.last_ns = process.start_ns
         self.open: list[Span] = []
+        self.pending: list[Span] = []
+        """Inferred steps and phases that are over and may still change."""
         self.has_changed = False
         self.owners: dict[str, float] = {}
         self.used: tuple[int, float] | None = None
@@ -276,8 +284,8 @@ class _Kept:
         self.capacity_bytes: int | None = None
         self.sampled: dict[str, float] = {}
         """What a sampler sampled last."""
-        self.last_phase: tuple[str, int] | None = None
-        """The phase that ended last, and when."""
+        self.last_phase: tuple[int, str] | None = None
+        """When the last phase ended, and which one that was; inferred ones come late."""
         self.tokens: dict[int, float] = {}
         """Tokens by second, of the engine's steps."""
         self._kind_of: list[int] = []
@@ -303,31 +311,26 @@ class _Kept:
             for span in columns.spans(self._told_of(columns)):
                 self._span(span)
 
-    def look(self, open_spans: list[Span]) -> None:
-        self.open, self.has_changed = open_spans, False
+    def look(self, open_spans: list[Span], pending: list[Span]) -> None:
+        self.open, self.pending, self.has_changed = open_spans, pending, False
         if open_spans:
             self.last_ns = max(self.last_ns, open_spans[-1].start_ns)
 
     def _sample(self, columns: Columns) -> None:
-        samples = columns.samples
-        if not len(samples.ts_ns):
+        if not len(columns.samples.ts_ns):
             return
-        self.last_ns = max(self.last_ns, int(samples.ts_ns.max()))
-        for place in np.unique(samples.name).tolist():
-            name = columns.texts[place]
-            rows = np.flatnonzero(samples.name == place)
-            last = int(rows[-1])
-            value = float(samples.value[last])
+        self.last_ns = max(self.last_ns, int(columns.samples.ts_ns.max()))
+        for name, times_ns, values in columns.samples_by_name():
+            last = float(values[-1])
             if self.process.role == SAMPLER:
-                self.sampled[name] = value
+                self.sampled[name] = last
             elif name == USED:
-                self.used = int(samples.ts_ns[last]), value
+                self.used = int(times_ns[-1]), last
             elif (owner := owner_of_counter(name)) is not None:
-                self.owners[owner] = value
+                self.owners[owner] = last
             elif name in STEP_FIGURES:
-                kept = self.figures.setdefault(name, deque(maxlen=MOST_FIGURES))
-                for row in rows[-MOST_FIGURES:].tolist():
-                    kept.append((int(samples.ts_ns[row]), float(samples.value[row])))
+                newest = zip(times_ns[-MOST_FIGURES:].tolist(), values[-MOST_FIGURES:].tolist(), strict=True)
+                self.figures.setdefault(name, deque(maxlen=MOST_FIGURES)).extend(newest)
 
     def _told_of(self, columns: Columns) -> NDArray[np.intp]:
         """Return the rows of spans that something is kept of: all steps and errors, and the last one of the others."""
@@ -354,7 +357,7 @@ class _Kept:
         elif span.name == MEMORY_EDGE:
             self._edge(span.args)
         elif span.is_phase:
-            self.last_phase = span.name, end_ns
+            self.last_phase = max(self.last_phase or (0, ""), (end_ns, span.name))
         if "error" in span.args:
             self._error(span, end_ns)
 
@@ -402,6 +405,17 @@ class _Kept:
         """Its open phases, the outermost first."""
         return [span for span in self.open if span.is_phase]
 
+    def ended_phase(self) -> tuple[float, str] | None:
+        """How long ago its last phase ended, and which one that was."""
+        over = [(span.end_ns, span.name) for span in self.pending if span.is_phase and span.end_ns is not None]
+        over += [] if self.last_phase is None else [self.last_phase]
+        end_ns, name = max(over, default=(None, ""))
+        return None if end_ns is None else (self.seconds_since(end_ns), name)
+
+    def all_steps(self) -> list[Span]:
+        """Its last steps, and the one that goes on."""
+        return [*self.steps, *(span for span in (*self.pending, *self.open) if span.name == STEP)]
+
     def innermost(self) -> list[Span]:
         """Return the innermost open span of each thread and task."""
         last: dict[tuple[int, int], Span] = {}
@@ -446,7 +460,7 @@ def _is_number(value: object) -> bool:
 def _lane(lane: Lane, members: Sequence[_Kept]) -> LaneNow:
     phases = [(one.seconds_since(span.start_ns), one, span) for one in members for span in one.phases()]
     seconds, where, phase = min(phases, default=(None, None, None), key=lambda item: item[0])
-    ended = [(one.seconds_since(one.last_phase[1]), one.last_phase[0]) for one in members if one.last_phase is not None]
+    ended = [found for one in members if (found := one.ended_phase()) is not None]
     after_seconds, last_phase = min(ended, default=(None, None))
     inside = [
         (one.seconds_since(span.start_ns), span.name)
@@ -546,7 +560,7 @@ def _steps(in_order: Iterable[tuple[Lane, list[_Kept]]]) -> list[StepNow]:
     """Return the last steps of the driver; without one, of the lowest rank that has steps, or the first process."""
     for _, members in in_order:
         for one in members:
-            spans = [*one.steps, *(span for span in one.open if span.name == STEP)]
+            spans = one.all_steps()
             if spans:
                 return [_step(one, span, place) for place, span in enumerate(spans)]
     return []
@@ -565,6 +579,7 @@ def _step(kept: _Kept, span: Span, place: int) -> StepNow:
         reward_mean=kept.figure(REWARD_MEAN, span),
         tokens_per_second=rate,
         error=None if error is None else str(error),
+        is_inferred=span.is_inferred,
     )
 
 

@@ -210,25 +210,18 @@ def _add(histogram: Histogram, rows: Columns, chosen: NDArray[np.intp]) -> None:
 
 
 def _add_samples(of_process: OfProcess, rows: Columns, *, is_of_sampler: bool) -> None:
-    samples = rows.samples
-    if not len(samples.name):
+    if not len(rows.samples.name):
         return
-    of_process.last_ns = max(of_process.last_ns, int(samples.ts_ns.max()))
-    for place in np.unique(samples.name).tolist():
-        name = rows.texts[place]
-        owner = owner_of_counter(name)
-        if not (is_of_sampler or owner is not None or name in STEP_FIGURES):
-            continue
-        chosen = np.flatnonzero(samples.name == place)
-        in_time = chosen[np.argsort(samples.ts_ns[chosen], kind="stable")]
-        last = float(samples.value[in_time[-1]])
+    of_process.last_ns = max(of_process.last_ns, int(rows.samples.ts_ns.max()))
+    for name, times_ns, values in rows.samples_by_name():
+        owner, last = owner_of_counter(name), float(values[-1])
         if is_of_sampler:
             of_process.sampled[name] = last
-        elif owner is None:
-            times_ns, values = of_process.figures_at[name]
-            times_ns += samples.ts_ns[in_time].tolist()
-            values += samples.value[in_time].tolist()
-        elif abs(last) <= MOST_BYTES:
+        elif name in STEP_FIGURES:
+            known_ns, known = of_process.figures_at[name]
+            known_ns += times_ns.tolist()
+            known += values.tolist()
+        elif owner is not None and abs(last) <= MOST_BYTES:
             of_process.owner_bytes[owner] = last
 
 

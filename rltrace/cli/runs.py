@@ -59,7 +59,7 @@ def checked(told: Callable[[str], str]) -> Callable[[click.Context, click.Parame
 
     def callback(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
         try:
-            return told(text)
+            return text if cluster.is_off() else told(text)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
 
@@ -96,7 +96,7 @@ def record_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _want_trackers(_context: click.Context, _parameter: click.Parameter, are_wanted: bool) -> None:
-    if are_wanted:
+    if are_wanted and not cluster.is_off():
         os.environ[trackers.VARIABLE] = "1"
 
 
@@ -169,7 +169,7 @@ OTLP_OPTION = click.option(
     metavar="[URL]",
     is_flag=False,
     flag_value="",
-    callback=lambda context, option, url: None if url is None else collector(url),
+    callback=lambda context, option, url: None if url is None or cluster.is_off() else collector(url),
     help="Send steps and metrics to an OpenTelemetry collector while the run goes on; by default where the OTEL_ "
     "variables say, such as OTEL_EXPORTER_OTLP_ENDPOINT.",
 )

@@ -6,7 +6,11 @@ and their events, streamed, on one time line (`alignment.py`). `from rltrace imp
 
 `columns.py` gives the same as numpy arrays, a hundred times as fast where `native/` was built.
 
-`following.py` reads a Recording while it grows: each poll gives what was appended since the one before.
+`following.py` reads a Recording while it grows: each poll gives what was appended since the one before. `inferring.py`
+adds the steps and phases that nobody marks, once they are over; `inferred.py` has the rules, and applies them to whole
+processes.
+
+`packed.py` restores segments that were replaced by compressed columns.
 
 `cache.py` keeps what was computed of a large Recording until a file of it changes.
 

@@ -7,9 +7,9 @@
                 print(news.process.name, span.name, span.seconds)
         time.sleep(1)
 
-What `poll` gives, from first to last, is what `Process.events` of the finished Recording gives, except for steps and
-phases that are inferred: a reader makes those of a whole process. Memory is bounded: a follower holds the processes,
-the open spans and one piece of a segment.
+What `poll` gives, from first to last, is what `Process.events` of the finished Recording gives. Steps and phases that
+nobody marks are given when the next step has begun (`inferring.py`). Memory is bounded: a follower holds the processes,
+the open spans, one piece of a segment, and of a loop that marks nothing what ran in the step that goes on.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ import numpy as np
 from rltrace.events import MARKED_SINCE, Counter, Span
 from rltrace.host import clock, regular_file
 from rltrace.host.clock import Domain
-from rltrace.read import alignment, engines, gate, order, removed, unmarked
+from rltrace.host.pace import Pace
+from rltrace.read import alignment, engines, gate, order, packed, removed, unmarked
 from rltrace.read.columns import Columns, Growing, from_events
+from rltrace.read.inferred import NEVER_NS
+from rltrace.read.inferring import Inferring
 from rltrace.read.native import UnsoundError
 from rltrace.read.recording import Event, EventReader, Process, Recording, Segment
 from rltrace.read.records import last_record, records, whole_bytes
@@ -45,6 +48,9 @@ NEWS_BYTES = 4 << 20
 
 MOST_EARLY = 10_000
 """How many ends wait for a beginning that has not been read yet; the oldest are given up as orphans."""
+
+INFERRED_SHARE = 0.1
+"""Share of the time that inferring steps and phases may take."""
 
 _SETTLED_NS = 1_000_000_000
 """A folder that changed this short a time ago may get another file without a change of its time."""
@@ -141,8 +147,13 @@ class Follower:
         self._followed: dict[str, _Followed] = {}
         self._domain = recording.own_domain
         self._aligned: dict[Domain, alignment.Alignment] = {}
+        self.read_hosts: set[str] = set()
+        """Other hosts of the run whose clocks were read. What they record is here once it is collected."""
         self._clock_bytes = -1
         self._is_marked = recording.manifest["version"] >= MARKED_SINCE
+        self._pace = Pace(INFERRED_SHARE)
+        self._has_steps = False
+        """Whether the run has steps, marked or inferred."""
         self.is_over = False
         """Whether the run has ended, and the last poll has read all of it. Only a run's own host can tell that it was
         killed."""
@@ -160,12 +171,30 @@ class Follower:
 
     def open_spans(self, key: str) -> list[Span]:
         """Return the spans that a process has open, by when they began: those of one thread and task contain each
-        other.
+        other. A step and a phase that go on are among them if they are inferred.
 
         Args:
             key: `Process.key`.
         """
         return self._followed[key].open_spans()
+
+    def pending_spans(self, key: str) -> list[Span]:
+        """Return the inferred steps and phases of a process that are over, and may change until they are given.
+
+        Args:
+            key: `Process.key`.
+        """
+        return self._followed[key].inferring.pending
+
+    def inferred_until_ns(self, key: str) -> int:
+        """Return until when all steps and phases of a process were given that are inferred; it is far ahead if none may
+        come.
+
+        Args:
+            key: `Process.key`.
+        """
+        inferring = self._followed[key].inferring
+        return inferring.since_ns if inferring.learns or not self._has_steps else NEVER_NS
 
     def poll(self) -> Iterator[News]:
         """Yield what was written since the last poll, process by process; a process with much news comes repeatedly.
@@ -182,8 +211,27 @@ class Follower:
         self._read_clocks()
         for one in self._followed.values():
             if not one.is_over and one.is_identified:
-                yield from one.read_segments(self._count)
+                yield from one.read_segments(self._count, has_ended=has_ended)
+        yield from self._infer(has_ended)
         self.is_over = has_ended
+
+    def _infer(self, has_ended: bool) -> Iterator[News]:
+        """Yield what follows from all that was read, if nobody knows the trainer."""
+        everyone = [one for one in self._followed.values() if one.is_given]
+        if any(one.inferring.is_known for one in everyone):
+            for one in everyone:
+                one.inferring.give_up()
+            return
+        is_due, began = self._pace.is_due, time.monotonic()
+        has_steps = any(one.inferring.has_steps for one in everyone)
+        for one in everyone:
+            is_last = one.is_over or has_ended
+            if not one.inferring.is_finished and (is_last or (is_due and one.inferring.has_changed)):
+                do_others_step = has_steps or any(other.inferring.has_given_steps for other in everyone)
+                yield from one.infer(has_steps=has_steps, do_others_step=do_others_step, is_last=is_last)
+        self._has_steps = has_steps or any(one.inferring.has_given_steps for one in everyone)
+        if is_due:
+            self._pace.took(time.monotonic() - began)
 
     def _has_ended(self) -> bool:
         """Return whether the run itself has; some of its processes may be about to."""
@@ -217,7 +265,9 @@ class Follower:
         if self._domain and size_bytes != self._clock_bytes:
             self._clock_bytes = size_bytes
             self._count(size_bytes)
-            self._aligned = alignment.read(self.recording.folder, self._domain)
+            said = alignment.read_lines(self.recording.folder).values
+            self._aligned = alignment.fitted(said, self._domain)
+            self.read_hosts = {line["host"] for line in said if isinstance(line.get("host"), str)}
         for one in self._followed.values():
             fit = self._aligned.get(one.process.clock_domain)
             if self._domain and fit is not None and one.process.clock_domain != self._domain:
@@ -250,12 +300,13 @@ class _Followed:
         self._newest_segments = newest_segments
         self._lines_bytes = 0
         self._events = _Events(self.process)
+        self.inferring = Inferring()
         self._tails: dict[str, _SegmentTail] = {}
         """Of each segment that may still grow, or has not been read to its end."""
         self._finished: set[str] = set()
         """Names of the segments that need no look any more."""
         self._listed_ns: int | None = None
-        self._given_open: set[tuple[int, int, int]] = set()
+        self._given_open: set[tuple[int, int, int, str]] = set()
         self._lost = 0
         self._missed_segments = 0
         self._orphans = 0
@@ -283,14 +334,20 @@ class _Followed:
 
     # ---- segments ----
 
-    def read_segments(self, count: Callable[[int], None]) -> Iterator[News]:
-        """Yield what was appended to its segments."""
-        is_last = self.process.end_ns is not None or self.process.gone_ns is not None
+    def read_segments(self, count: Callable[[int], None], *, has_ended: bool) -> Iterator[News]:
+        """Yield what was appended to its segments.
+
+        Args:
+            count: Is told how many bytes were read.
+            has_ended: Whether the run has, so that nothing more comes of this process.
+        """
+        is_over = self.process.end_ns is not None or self.process.gone_ns is not None
         self._find_segments()
+        is_last = is_over and (has_ended or self._is_all_here())
         self._read_lost(count)
         parts: list[_Part] = []
         for name, tail in sorted(self._tails.items()):
-            is_closed = is_last or self.process.seal(name) is not None
+            is_closed = is_last or self._is_closed(name)
             content = self._appended(tail, count, is_closed=is_closed)
             if content:
                 parts.append(_Part(tail, content))
@@ -302,6 +359,7 @@ class _Followed:
         found = self._decoded(parts, count)
         self._events.give_up_early_ends(0 if is_last else MOST_EARLY)
         cut = [*self._cut_by_pauses()] if is_last else []
+        self.inferring.take(cut)
         self.is_over = is_last
         news = self._news(found)
         if cut:
@@ -310,18 +368,37 @@ class _Followed:
             self._given_losses = news.losses
             yield news
 
+    def _is_closed(self, name: str) -> bool:
+        """Return whether a segment is as it was when it was closed. Files of other hosts are collected one by one: its
+        process may have said so before it is here."""
+        seal = self.process.seal(name)
+        return seal is not None and (self._is_own or _size_of(self.process.folder / name) >= seal.size_bytes)
+
+    def _is_all_here(self) -> bool:
+        closed = self.process.closed_segments - self._finished
+        return self._is_own or all(map(self._is_closed, closed))
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether it runs on this host, where files are as it wrote them."""
+        return self.process.host == manifest.host_name()
+
     def _decoded(self, parts: Sequence[_Part], count: Callable[[int], None]) -> Columns | Sequence[Event]:
         """Decode what was read; a typed span in it may have been declared only after its lines were read."""
         if not parts:
             return []
         self.read_lines(count)
-        return self._events.decode(parts, self._bounds_ns())
+        found = self._events.decode(parts, self._bounds_ns())
+        self.inferring.take(found)
+        self.inferring.look_at_open(map(self._shown, self._events.open))
+        return found
 
     def _find_segments(self) -> None:
         changed_ns = _changed_ns(self.process.folder)
         if changed_ns is not None and changed_ns == self._listed_ns:
             return
         found = _listed(self.process.folder, lambda entry: entry.name.endswith(".seg"))
+        found |= dict.fromkeys(self.process.packed.look())
         self._listed_ns = changed_ns
         self._finished &= found.keys()
         new = sorted(found.keys() - self._tails.keys() - self._finished)
@@ -338,22 +415,36 @@ class _Followed:
         """Return what was appended to a segment, whole records."""
         try:
             part = regular_file.tail(tail.path, tail.at, self._limits)
-            if tail.inode not in (None, part.inode):  # it was made brief
+            if tail.inode not in (None, part.inode):  # it was made brief, or collected once more
                 count(part.read_bytes)
                 part = regular_file.tail(tail.path, 0, self._limits)
                 count(part.read_bytes)
-                return self._of_brief(tail, part.content)
+                if not tail.is_beginning_of(part.content):
+                    return self._of_brief(tail, part.content)
+                part = part._replace(content=part.content[tail.at :], read_bytes=0)
         except regular_file.RefusedError:
             self.process.torn += 1
             tail.is_gone = True
             return b""
         except OSError:
-            tail.is_gone = True
-            self._missed_segments += 1
-            return b""
+            return self._of_columns(tail, count)
         count(part.read_bytes)
         tail.inode = part.inode
         return tail.take(part.content, is_closed=is_closed)
+
+    def _of_columns(self, tail: _SegmentTail, count: Callable[[int], None]) -> bytes:
+        """Return what follows in a segment that is no file any more: it was replaced by columns, or dropped."""
+        try:
+            content = self.process.packed.read(tail.path.name)
+        except packed.DamagedError:
+            self.process.damaged_segments += 1
+        except OSError:
+            self._missed_segments += 1
+        else:
+            count(len(content))
+            return tail.take(content[tail.at :], is_closed=True)
+        tail.is_gone = True
+        return b""
 
     def _of_brief(self, tail: _SegmentTail, content: bytes) -> bytes:
         """Return what a segment that was made brief has behind what was read before that."""
@@ -381,10 +472,23 @@ class _Followed:
         del self._tails[name]
         self._finished.add(name)
 
+    # ---- what is inferred ----
+
+    def infer(self, *, has_steps: bool, do_others_step: bool, is_last: bool) -> Iterator[News]:
+        """Yield the inferred steps and phases that are over, or nothing but what goes on."""
+        is_over = self.process.end_ns is not None
+        before = self.inferring.open, self.inferring.pending
+        given = self.inferring.more(
+            has_steps=has_steps, do_others_step=do_others_step, is_over=is_over, is_last=is_last or is_over
+        )
+        if given or (self.inferring.open, self.inferring.pending) != before:
+            yield self._news(given)
+
     # ---- what is open, and what is lost ----
 
     def open_spans(self) -> list[Span]:
-        return sorted(map(self._shown, self._events.open), key=lambda span: span.start_ns)
+        recorded = map(self._shown, self._events.open)
+        return sorted([*self.inferring.open, *recorded], key=lambda span: span.start_ns)
 
     def _shown(self, span: Span) -> Span:
         """Return a span that is open as it is given: the decoder's own stays on the process's clock."""
@@ -430,8 +534,8 @@ class _Followed:
 
     def _news(self, found: Columns | Sequence[Event]) -> News:
         is_new, self.is_given = not self.is_given, True
-        open_now = {(span.start_ns, span.thread, span.task): span for span in self._events.open}
-        began = [self._shown(span) for key, span in open_now.items() if key not in self._given_open]
+        open_now = {(span.start_ns, span.thread, span.task, span.name): span for span in self.open_spans()}
+        began = [span for key, span in open_now.items() if key not in self._given_open]
         self._given_open = {*open_now}
         is_aligned = self._own_domain is None or self.process.time_domain == self._own_domain
         return News(self.process, found, began, self._losses(), is_new=is_new, is_aligned=is_aligned)
@@ -546,6 +650,10 @@ class _SegmentTail:
     @property
     def sum(self) -> Sum:
         return Sum(self.at, self._crc32)
+
+    def is_beginning_of(self, content: bytes) -> bool:
+        """Return whether what was read is the beginning of some content."""
+        return len(content) >= self.at and zlib.crc32(content[: self.at]) == self._crc32
 
     def take(self, content: bytes, *, is_closed: bool) -> bytes:
         """Return the whole records at the beginning of what follows, and go behind them.

@@ -3,6 +3,8 @@
 A hook says what ran: `model.generate`, `model.forward` with a gradient or without, `autograd.backward`,
 `optimizer.step`, `model.load_weights`. From these follow the spans of a step and of its phases, each with `inferred`
 and with the `reason`. Nothing is inferred for a run that marks its steps, or whose trainer a hook knows.
+
+`inferring.py` does this step by step while a process grows.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ ROLLOUT, OLD, REF, UPDATE, SYNC = (
 )
 VALUES, REWARD = "critic.values", "reward"
 
+NEVER_NS = 1 << 62
+"""Behind all times."""
 LEAST_DECODED = 4
 """This many forwards in a row, each of one token more than the last, are a generation."""
 SLACK_NS = 1_000_000
@@ -67,6 +71,55 @@ class Piece(NamedTuple):
     label: str = ""
     """The phase that it makes on its own; empty if it makes none."""
     reason: str = ""
+
+
+class Known:
+    """What is known of a process: what its models and optimizers are for, and of the steps before those looked at."""
+
+    def __init__(self) -> None:
+        self.acting: set[object] = set()
+        """Models that generate."""
+        self.learns = False
+        """Whether anything has learned."""
+        self.generates = False
+        """Whether anything was generated before what is looked at."""
+        self.counts: dict[object, int] = {}
+        """How often each optimizer had stepped before what is looked at."""
+        self.steps = 0
+        """How many steps were before."""
+        self.begin_ns: int | None = None
+        """When the step began that goes on; None if there was none before."""
+        self.has_learned = False
+        """Whether something has learned in it, before what is looked at."""
+        self._held: set[object] = set()
+        self._with_gradient: set[object] = set()
+
+    @property
+    def learned(self) -> set[object]:
+        """The models that optimizers hold; if none of these is known, as in DeepSpeed, those with gradients."""
+        return self._held or self._with_gradient
+
+    def learn(self, ran: Iterable[Span]) -> None:
+        """Learn from what ran."""
+        for span in ran:
+            self.learns |= span.name in LEARNS
+            if span.name == GENERATE:
+                self.acting.add(span.args.get("model"))
+            elif span.name == OPTIMIZER_STEP:
+                self._held.update(span.args.get("models") or ())
+            elif span.name == FORWARD and span.args.get("gradient"):
+                self._with_gradient.add(span.args.get("model"))
+
+
+class Look(NamedTuple):
+    """What a process ran, and the steps that it makes."""
+
+    pieces: list[Piece]
+    work: list[Span]
+    """The work between them."""
+    steps: Rows
+    reason: str
+    """Why these are steps."""
 
 
 def can_infer(hooks: Iterable[Mapping[str, Any]]) -> bool:
@@ -98,10 +151,10 @@ def with_inferred(events: Iterator[Event], has_steps: Callable[[], bool], *, is_
                     found.append(event)
                 knows_phases |= event.name in MARKS
             elif event.is_phase:
-                own.append((event.start_ns, event.end_ns or 1 << 62))
+                own.append((event.start_ns, NEVER_NS if event.end_ns is None else event.end_ns))
         yield event
     if found and not knows_phases:
-        yield from infer(found, _merged(own), last_ns, has_steps, is_over=is_over)
+        yield from infer(found, merged(own), last_ns, has_steps, is_over=is_over)
 
 
 def infer(
@@ -116,37 +169,68 @@ def infer(
         has_steps: Whether the run has steps already.
         is_over: Whether the process has ended its part.
     """
-    pieces, work = _pieces(found, last_ns)
-    if not any(piece.label == ROLLOUT or piece.span.name in LEARNS for piece in pieces):
+    known = Known()
+    known.learn(found)
+    seen = look(found, known, last_ns, is_over=is_over)
+    yield from spans_of(seen, known, own, has_steps, thread=found[0].thread, is_over=is_over)
+
+
+def look(found: Sequence[Span], known: Known, last_ns: int, *, is_over: bool) -> Look:
+    """Return what ran, and the steps that it makes.
+
+    Args:
+        found: What ran, in any order; `known` has learned from it.
+        known: What is known of the process.
+        last_ns: When the process last recorded a span.
+        is_over: Whether the process has ended its part.
+    """
+    pieces, work = _pieces(found, known, last_ns)
+    return Look(pieces, work, *_steps(pieces, known, is_over=is_over))
+
+
+def spans_of(
+    seen: Look, known: Known, own: Rows, has_steps: Callable[[], bool], *, thread: int, is_over: bool
+) -> Iterator[Span]:
+    """Return the inferred spans; see `infer`.
+
+    Args:
+        thread: Whose they are.
+    """
+    pieces, work, steps, reason = seen
+    if not (known.learns or generates(seen, known)):
         return
-    steps, reason = _steps(pieces, is_over=is_over)
     if not has_steps():
         for number, (start_ns, end_ns) in enumerate(steps):
             is_open = number == len(steps) - 1 and not is_over
-            said = {"step": number, "inferred": True, "reason": reason}
-            yield _span(found[0], STEP, start_ns, None if is_open else end_ns, said)
+            said = {"step": known.steps + number, "inferred": True, "reason": reason}
+            yield _span(thread, STEP, start_ns, None if is_open else end_ns, said)
     begun_ns = [piece.start_ns for piece in pieces if piece.span.end_ns is None]
     for name, start_ns, end_ns, why in _phases(pieces, steps, work):
-        is_open = any(start_ns <= at_ns <= end_ns for at_ns in begun_ns)
+        is_open = any(start_ns <= at_ns < end_ns for at_ns in begun_ns)
         for begin_ns, until_ns in _outside(start_ns, end_ns, own):
             ended_ns = None if is_open and until_ns == end_ns else until_ns
             if ended_ns is None or ended_ns - begin_ns >= LEAST_NS:
-                yield _span(found[0], name, begin_ns, ended_ns, {"inferred": True, "reason": why})
+                yield _span(thread, name, begin_ns, ended_ns, {"inferred": True, "reason": why})
 
 
-def _span(of: Span, name: str, start_ns: int, end_ns: int | None, args: dict[str, object]) -> Span:
-    return Span(name, of.thread, 0, start_ns, end_ns, args, lane=None, is_automatic=True)
+def generates(seen: Look, known: Known) -> bool:
+    """Return whether the process has generated anything so far."""
+    return known.generates or any(piece.label == ROLLOUT for piece in seen.pieces)
+
+
+def _span(thread: int, name: str, start_ns: int, end_ns: int | None, args: dict[str, object]) -> Span:
+    return Span(name, thread, 0, start_ns, end_ns, args, lane=None, is_automatic=True)
 
 
 # ---- what ran ---------------------------------------------------------------------------------------------------
 
 
-def _pieces(found: Sequence[Span], last_ns: int) -> tuple[list[Piece], list[Span]]:
+def _pieces(found: Sequence[Span], known: Known, last_ns: int) -> tuple[list[Piece], list[Span]]:
     """Return what ran, with its label, and the work in between; both are in the order in which they began."""
     work = sorted((span for span in found if span.name == HOST_WORK), key=lambda span: span.start_ns)
     ran = sorted((span for span in found if span.name not in (HOST_WORK, ON_GPU)), key=lambda span: span.start_ns)
     generations = [span for span in ran if span.name == GENERATE]
-    learned, acting = _learned(ran), {span.args.get("model") for span in generations}
+    learned, acting = known.learned, known.acting
     pieces = []
     inside = _Inside(generations)
     for span in ran:
@@ -193,18 +277,6 @@ class _Inside:
         if span.end_ns is None or self._at == len(self._spans):
             return False
         return self._spans[self._at].start_ns < span.end_ns
-
-
-def _learned(ran: Iterable[Span]) -> set[object]:
-    """Return the models that optimizers hold; if none of these is known, as in DeepSpeed, those with gradients."""
-    held: set[object] = set()
-    with_gradient: set[object] = set()
-    for span in ran:
-        if span.name == OPTIMIZER_STEP:
-            held.update(span.args.get("models") or ())
-        elif span.name == FORWARD and span.args.get("gradient"):
-            with_gradient.add(span.args.get("model"))
-    return held or with_gradient
 
 
 def _label(span: Span, learned: set[object], acting: set[object]) -> tuple[str, str]:
@@ -266,21 +338,22 @@ def _runs(items: Iterable[_Item], key: Callable[[_Item], object]) -> Iterator[li
 # ---- steps ------------------------------------------------------------------------------------------------------
 
 
-def _steps(pieces: Sequence[Piece], *, is_over: bool) -> tuple[Rows, str]:
+def _steps(pieces: Sequence[Piece], known: Known, *, is_over: bool) -> tuple[Rows, str]:
     """Return when each step was, and why it is one; the last one may still be under way."""
-    if not any(piece.span.name in LEARNS for piece in pieces):
+    if not pieces or not known.learns:
         return [], ""
-    if any(piece.label == ROLLOUT for piece in pieces):
-        return _by_generation(pieces, is_over=is_over), BY_GENERATION
-    steps, last_ns = _by_optimizer(pieces), max(piece.end_ns for piece in pieces)
-    if not is_over and steps and steps[-1][1] < last_ns:
-        steps.append((steps[-1][1], last_ns))
+    if known.generates or any(piece.label == ROLLOUT for piece in pieces):
+        return _by_generation(pieces, known, is_over=is_over), BY_GENERATION
+    steps, last_ns = _by_optimizer(pieces, known), max(piece.end_ns for piece in pieces)
+    ended_ns = steps[-1][1] if steps else known.begin_ns
+    if not is_over and ended_ns is not None and ended_ns < last_ns:
+        steps.append((ended_ns, last_ns))
     return steps, BY_OPTIMIZER
 
 
-def _by_generation(pieces: Sequence[Piece], *, is_over: bool) -> Rows:
-    starts: list[int] = []
-    has_learned = True
+def _by_generation(pieces: Sequence[Piece], known: Known, *, is_over: bool) -> Rows:
+    starts = [] if known.begin_ns is None else [known.begin_ns]
+    has_learned = known.begin_ns is None or known.has_learned
     for piece in pieces:
         if piece.label == ROLLOUT and has_learned:
             starts.append(piece.start_ns)
@@ -291,29 +364,34 @@ def _by_generation(pieces: Sequence[Piece], *, is_over: bool) -> Rows:
     return steps if has_learned or not is_over else steps[:-1]  # a last generation without an update is no step
 
 
-def _by_optimizer(pieces: Sequence[Piece]) -> Rows:
-    """Return steps that end where the optimizer that steps most rarely has stepped.
-
-    Its steps without a backward in between are one step: DeepSpeed makes one for each group of parameters.
-    """
-    accumulations: list[tuple[int, set[object]]] = []
-    is_new = True
-    for piece in pieces:
-        if piece.span.name == OPTIMIZER_STEP:
-            if is_new:
-                accumulations.append((piece.end_ns, set()))
-            accumulations[-1][1].add(piece.span.args.get("number"))
-            accumulations[-1] = piece.end_ns, accumulations[-1][1]
-        is_new = piece.span.name == BACKWARD or (is_new and piece.span.name != OPTIMIZER_STEP)
-    counts: dict[object, int] = {}
-    for _, numbers in accumulations:
+def _by_optimizer(pieces: Sequence[Piece], known: Known) -> Rows:
+    """Return steps that end where the optimizer that steps most rarely has stepped."""
+    accumulated, counts = accumulations(pieces), {**known.counts}
+    for _, numbers in accumulated:
         for number in numbers:
             counts[number] = counts.get(number, 0) + 1
     if not counts:
         return []
     rarest = min(reversed(counts), key=lambda number: counts[number])  # of several, the last one
-    ends = [end_ns for end_ns, numbers in accumulations if rarest in numbers]
-    return list(pairwise([pieces[0].start_ns, *ends]))
+    ends = [end_ns for end_ns, numbers in accumulated if rarest in numbers]
+    return list(pairwise([pieces[0].start_ns if known.begin_ns is None else known.begin_ns, *ends]))
+
+
+def accumulations(pieces: Iterable[Piece]) -> list[tuple[int, set[object]]]:
+    """Return when gradients were used up, and by which optimizers.
+
+    Steps of optimizers without a backward in between belong together: DeepSpeed makes one for each group of parameters.
+    """
+    found: list[tuple[int, set[object]]] = []
+    is_new = True
+    for piece in pieces:
+        if piece.span.name == OPTIMIZER_STEP:
+            if is_new:
+                found.append((piece.end_ns, set()))
+            found[-1][1].add(piece.span.args.get("number"))
+            found[-1] = piece.end_ns, found[-1][1]
+        is_new = piece.span.name == BACKWARD or (is_new and piece.span.name != OPTIMIZER_STEP)
+    return found
 
 
 # ---- phases -----------------------------------------------------------------------------------------------------
@@ -362,12 +440,17 @@ def _of_run(run: Sequence[Piece], work: Sequence[Span]) -> Phase:
 
 
 def _update(window: Sequence[Piece]) -> tuple[int, int] | None:
-    """Return when a model learned; None if there was no backward."""
+    """Return when a model learned; None if there was no backward, and no forward for one goes on."""
     ends = [piece.end_ns for piece in window if piece.span.name == OPTIMIZER_STEP]
     ends = ends or [piece.end_ns for piece in window if piece.span.name == BACKWARD]
+    ends += [piece.end_ns for piece in window if piece.span.end_ns is None and _is_of_update(piece.span)]
     starts = (piece.start_ns for piece in window if piece.span.name == BACKWARD or piece.span.args.get("gradient"))
     start_ns = next(starts, None)
     return (start_ns, max(ends)) if ends and start_ns is not None and start_ns < max(ends) else None
+
+
+def _is_of_update(span: Span) -> bool:
+    return span.name in LEARNS or bool(span.args.get("gradient"))
 
 
 def _with_work(end_ns: int, work: Sequence[Span]) -> int:
@@ -385,7 +468,7 @@ def _with_work(end_ns: int, work: Sequence[Span]) -> int:
 _start_ns = attrgetter("start_ns")
 
 
-def _merged(rows: Rows) -> Rows:
+def merged(rows: Rows) -> Rows:
     """Return the rows in order, with rows that touch merged."""
     merged: Rows = []
     for begin_ns, end_ns in sorted(rows):

@@ -18,7 +18,7 @@ from typing import Any
 from rltrace import plugins
 from rltrace.errors import RltraceError
 from rltrace.read.recording import Recording
-from rltrace.record import manifest
+from rltrace.record import cluster, manifest
 from rltrace.record.announcement import QUIET_VARIABLE, complain, say
 from rltrace.run.sidecar import Sidecar, is_over
 
@@ -53,6 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--otlp", metavar="URL", default="", help="where a collector listens; else the OTEL_ variables")
     parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if cluster.is_off():
+        complain(f"{cluster.OFF_VARIABLE} is set: nothing is recorded, so that there is nothing to send")
+        return 0
     is_told = is_over if options.beside else _told_by_signals()
     try:
         os.nice(NICENESS)

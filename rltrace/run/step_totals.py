@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -96,25 +97,29 @@ class StepTotals:
 
     def _add(self, news: News) -> None:
         self._metrics.add(news.process, news.columns)
-        samples = news.columns.samples
-        for place in np.unique(samples.name).tolist():
-            owner = owner_of_counter(news.columns.texts[place])
-            sizes = samples.value[(samples.name == place) & np.isfinite(samples.value)]
+        for name, _, values in news.columns.samples_by_name():
+            owner, sizes = owner_of_counter(name), values[np.isfinite(values)]
             if owner is not None and len(sizes):
                 key = (news.process.key, owner)
                 self._held_bytes[key] = float(sizes[-1])
                 self._peak_bytes[key] = max(self._peak_bytes.get(key, 0.0), float(sizes.max()))
 
 
+def tell(totals: StepTotals, file: TextIO) -> None:
+    """Write the line of a step that has ended since, and compute findings if they are due."""
+    if (line := totals.poll()) is not None:
+        file.write(f"{json.dumps(line)}\n")
+        file.flush()
+    totals.judge()
+
+
 def main(folder: str) -> None:
     """Write lines until the run ends."""
     os.nice(NICENESS)
     totals = StepTotals(Recording.open(folder))
-    with (Path(folder) / trackers.FILE).open("a", buffering=1) as file:
+    with (Path(folder) / trackers.FILE).open("a") as file:
         while not is_over(PERIOD_SECONDS):
-            if (line := totals.poll()) is not None:
-                file.write(f"{json.dumps(line)}\n")
-            totals.judge()
+            tell(totals, file)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import recordings
 from click.testing import CliRunner
+from inferred_loops import HOOK, REF, forward, generate, learn
 from reference_runs import RLTRACE
 from rich.console import Console
 
@@ -234,6 +235,20 @@ def test_json_is_refused(folder: Path) -> None:
     assert done.exit_code == 2
 
 
+def test_steps_that_nobody_marks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop without marks has its steps, its phase and where it is in it, as far as they are known."""
+    learned = [[*generate(at, at + 4), *forward(at + 4, at + 5, REF), *learn(at + 6)] for at in (0, 20)]
+    written = recordings.Written(folder)
+    written.process("p", *learned, generate(40, None), hooks=(HOOK,), pid=os.getpid(), **_alive())
+    live = Live(Follower(written.read()))
+    monkeypatch.setattr(TimeLine, "now_ns", lambda _: 42 * recordings.SECOND)
+    live.poll()
+    screen = drawn(live.now(), 80, 30)
+    assert "step 2, 2.0 s in, a step takes 20 s" in screen
+    assert re.search(r"process \d+ +rollout.generate +2.0 s +in model.generate 2.0 s", screen)
+    assert re.search(r"Steps, inferred from what runs *\n +step +seconds *\n +2 +2.00 … *\n +1 +20.00 *\n", screen)
+
+
 def test_a_hang_shows_where_threads_stand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If nothing begins or ends for half a minute, what each thread is in comes first."""
     written = recordings.Written(folder)
@@ -296,8 +311,8 @@ def many_ranks() -> Now:
     return Now(
         seconds=4000, still_seconds=0.1, lanes=[odd.get(rank, lane(rank)) for rank in range(1024)],
         devices=[device(rank, 79 if rank == 3 else 40) for rank in range(1024)], rollout=None, steps=[], errors=[],
-        errors_in_all=0, hosts=[], ranks_started=1024, processes=2049, ended=0, losses=Losses(0, 0, 0, 0, 0, 0),
-        stacks=stacks,
+        errors_in_all=0, hosts=[], hosts_elsewhere=[], ranks_started=1024, processes=2049, ended=0,
+        losses=Losses(0, 0, 0, 0, 0, 0), stacks=stacks,
     )  # fmt: skip
 
 

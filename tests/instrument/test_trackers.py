@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +16,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from rltrace import plugins
+from rltrace.analysis.figures import figures
 from rltrace.hooks.patching import PatchSet
 from rltrace.instrument.trackers.handing import MOST_STEPS, Handing, Step
 from rltrace.instrument.trackers.totals import OfStep, Totals
+from rltrace.read.recording import Recording
+from rltrace.record.trackers import FILE, of_finding
+from rltrace.run import step_totals
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "tracked_steps.py"
 
@@ -26,6 +31,7 @@ BLOCK_BYTES = 1 << 15
 
 mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("tensorboard")
+pytest.importorskip("tensorboardX")
 pytest.importorskip("wandb")
 
 
@@ -38,6 +44,7 @@ class Told(NamedTuple):
     """The rows of the run's history."""
     tensorboard: dict[str, list[tuple[int, float]]]
     """By tag: steps and values."""
+    tensorboardx: dict[str, list[tuple[int, float]]]
     mlflow: dict[str, list[tuple[int, float]]]
 
 
@@ -105,6 +112,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
             done.stderr,
             rows_of_wandb(said["wandb_file"]),
             scalars_of_tensorboard(folder / "events"),
+            scalars_of_tensorboard(folder / "events_x"),
             metrics_of_mlflow(folder / "mlruns", said["mlflow_run"]),
         )
 
@@ -118,7 +126,7 @@ OURS = (
 )
 
 
-@pytest.mark.parametrize("tracker", ["tensorboard", "mlflow"])
+@pytest.mark.parametrize("tracker", ["tensorboard", "tensorboardx", "mlflow"])
 def test_each_step_is_there(told: Told, tracker: str) -> None:
     """Each step of the program is in its run, under the step's own number, with seconds and peaks of that step."""
     scalars: dict[str, list[tuple[int, float]]] = getattr(told, tracker)
@@ -143,7 +151,7 @@ def test_the_programs_own_values_stay(told: Told) -> None:
     """What the program logs is there as it logged it, and W&B has counted its four calls and no more."""
     logged = [(step, step / 10) for step in STEPS]
     assert told.mlflow["loss"] == logged
-    assert dict(told.tensorboard["loss"]) == pytest.approx(dict(logged))
+    assert dict(told.tensorboard["loss"]) == dict(told.tensorboardx["loss"]) == pytest.approx(dict(logged))
     assert told.said["wandb_steps"] == [1, 2, 3, 4]
     logged_by_it = [row for row in told.wandb if row.keys() & {"loss", "last"}]  # the last step may have a row alone
     own = [(row["_step"], row.get("loss"), row.get("last")) for row in logged_by_it]
@@ -155,7 +163,7 @@ def test_nothing_is_said(told: Told) -> None:
     assert told.stderr == ""
 
 
-@pytest.mark.parametrize("name", ["trackers", "tensorboard", "wandb"])
+@pytest.mark.parametrize("name", ["trackers", "tensorboard", "tensorboardx", "wandb"])
 @pytest.mark.parametrize("said", [None, "", "0"])
 def test_it_is_off_by_default(name: str, said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the variable there is no hook at all."""
@@ -179,7 +187,7 @@ writer = EventFileWriter(sys.argv[1])
 pipe = subprocess.PIPE
 worker = subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdin=pipe, stdout=pipe, text=True)
 worker.stdout.readline()
-for number in range(3):
+for number in range(int(sys.argv[3])):
     with rltrace.span("step", step=number), rltrace.phase("reward"):
         worker.stdin.write("go\\n")
         worker.stdin.flush()
@@ -207,7 +215,7 @@ for _ in sys.stdin:
 def test_a_driver_tells_of_its_workers(tmp_path: Path) -> None:
     """Under `rltrace exec --trackers` the driver's run has the phases and bytes of its workers, at the same step."""
     run = ["--trackers", "--sample", "0", "--out", str(tmp_path / "run"), "--", sys.executable, "-c", DRIVER]
-    command = [sys.executable, "-m", "rltrace", "exec", *run, str(tmp_path / "events"), WORKER]
+    command = [sys.executable, "-m", "rltrace", "exec", *run, str(tmp_path / "events"), WORKER, "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     found = scalars_of_tensorboard(tmp_path / "events")
@@ -215,6 +223,66 @@ def test_a_driver_tells_of_its_workers(tmp_path: Path) -> None:
     updates = dict(found["rltrace/phase/actor.update_seconds"])
     assert set(updates) == {0, 1, 2} and min(updates.values()) >= 0.05
     assert dict(found["rltrace/memory/actor.params_peak_gib"]) == {0: 2, 1: 2, 2: 2}
+
+
+LOOP = """
+import sys, time
+import rltrace
+rltrace.instrument(sys.argv[1])
+import torch
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+writer, model = EventFileWriter(sys.argv[2]), torch.nn.Linear(2, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        time.sleep(0.02)
+    optimizer.step()
+    optimizer.zero_grad()
+with rltrace.span("step", step=9):
+    pass
+writer.close()
+"""
+
+
+def test_a_loop_without_marks(tmp_path: Path) -> None:
+    """Its steps are told as far as they can be known while it goes on, until the program marks one itself."""
+    words = [sys.executable, "-c", LOOP, str(tmp_path / "run"), str(tmp_path / "events")]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, "RLTRACE_TRACKERS": "1"}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = scalars_of_tensorboard(tmp_path / "events")["rltrace/step_seconds"]
+    assert [step for step, _ in told] == [0, 1, 2, 3, 9]
+    assert all(seconds >= 0.04 for step, seconds in told if step != 9)
+
+
+def test_findings_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What bounds a step, as far as the run is known, is in the program's own run, with its price, under each step."""
+    monkeypatch.setattr(step_totals, "FINDINGS_SECONDS", 0.0)
+    monkeypatch.setattr(step_totals, "FINDINGS_SHARE", 1.0)
+    variables = {"RLTRACE_DIR": str(tmp_path / "run"), "RLTRACE_TRACKERS": "1"}
+    words = [sys.executable, "-c", DRIVER, str(tmp_path / "events"), WORKER, "6"]
+    with subprocess.Popen(words, env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True) as program:
+        while not (tmp_path / "run" / "manifest.json").exists():
+            time.sleep(0.02)
+        totals = step_totals.StepTotals(Recording.open(tmp_path / "run"))
+        with (tmp_path / "run" / FILE).open("a") as lines:
+            while program.poll() is None:
+                step_totals.tell(totals, lines)
+                time.sleep(0.05)
+        assert program.returncode == 0, program.stderr and program.stderr.read()
+    told = {name: dict(of) for name, of in scalars_of_tensorboard(tmp_path / "events").items() if "/finding/" in name}
+    assert told and all(set(of) <= {1, 2, 3, 4, 5} and 5 in of and min(of.values()) > 0 for of in told.values())
+    said = [json.loads(line) for line in (tmp_path / "run" / FILE).read_text().splitlines()]
+    for line in said:
+        found = {name: price for name, price in line["scalars"].items() if "/finding/" in name}
+        assert {name: of[line["step"]] for name, of in told.items() if line["step"] in of} == pytest.approx(found)
+    prices = {
+        of_finding(one.id): one.seconds_per_step for one in figures(Recording.open(tmp_path / "run")).why.findings
+    }
+    assert all(prices[name] is not None for name in told)
 
 
 class Slow:

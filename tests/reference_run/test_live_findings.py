@@ -1,49 +1,44 @@
-"""A fault that is planted into a running example is found, with its rank, its phase and its price."""
+"""Faults that are planted into the running example are found, each with its place and its price."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from reference_runs import QUICK, record
+from live_plants import FAULTS, PlantedRun, run_with
+from reference_runs import QUICK
 
-from rltrace.analysis.findings import why
-from rltrace.analysis.summary import analyse
-
-SECONDS = 0.5
 CLOSE = 0.2
 
-PLANTED = f"""
-import time
-from wrapt import register_post_import_hook
-
-def plant(module):
-    update = module.Actor.update
-
-    def slow_update(actor, batch, step):
-        if actor.rank == 1:
-            time.sleep({SECONDS})
-        return update(actor, batch, step)
-
-    module.Actor.update = slow_update
-
-register_post_import_hook(plant, "rltrace_reference.actor")
-"""
+PLANTED = {
+    "slow_rank": 0.5,
+    "garbage_collection": 0.3,
+    "sender_waits": 0.3,
+    "sync_in_no_stage": 0.3,
+    "driver_phases": 0.3,
+    "between_phases": 0.3,
+}
+"""Seconds a step. None of them is about the same seconds as another."""
 
 
-def test_rank_that_is_slow_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that takes half a second longer to begin its update is named, although both ranks take as long.
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> PlantedRun:
+    return run_with(tmp_path_factory.mktemp("planted"), PLANTED, steps=9, **QUICK)
 
-    The other one waits for it in the collectives.
-    """
-    (tmp_path / "sitecustomize.py").write_text(PLANTED)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    judged = why(analyse(record(tmp_path, steps=9, **QUICK)))
-    (finding,) = [one for one in judged.findings if one.id == "slow_rank" and "actor.update" in one.evidence.phases]
-    assert finding.evidence.ranks == [1] and "rank 1 is slow in actor.update" in finding.title
-    assert finding.seconds_per_step == pytest.approx(SECONDS, rel=CLOSE)
-    assert judged.critical_path is not None
-    (part,) = [one for one in judged.critical_path.parts if one.phase == "actor.update"]
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found_live(planted: PlantedRun, fault: str) -> None:
+    """Its finding names the rank and the phase, and its price is what the fault really took, within a fifth."""
+    finding = planted.of(fault)
+    assert finding is not None, [one.title for one in planted.why.findings]
+    assert finding.seconds_per_step == pytest.approx(planted.taken_seconds[fault], rel=CLOSE)
+
+
+def test_the_critical_path_goes_through_the_slow_rank(planted: PlantedRun) -> None:
+    """Both ranks take as long, because one waits for the other in the collectives; the path names the slow one."""
+    finding = planted.of("slow_rank")
+    assert finding is not None and "rank 1 is slow in actor.update" in finding.title
+    path = planted.why.critical_path
+    assert path is not None
+    (part,) = [one for one in path.parts if one.phase == FAULTS["slow_rank"].phase]
     assert next(iter(part.lanes)) == "rank 1"
-    (bound,) = [one for one in judged.critical_path.what_ifs if one.what.startswith("rank 1 ")]
-    assert bound.bound_seconds == pytest.approx(SECONDS, rel=2 * CLOSE)
+    (bound,) = [one for one in path.what_ifs if one.what.startswith("rank 1 ")]
+    assert bound.bound_seconds == pytest.approx(planted.taken_seconds["slow_rank"], rel=2 * CLOSE)

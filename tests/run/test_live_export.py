@@ -14,8 +14,10 @@ from typing import NamedTuple
 import grpc
 import pytest
 from click.testing import CliRunner
+from growing_runs import grow
+from inferred_loops import HOOK, REF, forward, generate, learn
 from otlp_server import Collector, Received, grpc_collector, http_collector
-from recordings import Written, span
+from recordings import SECOND, Written, span
 from rltrace_exporters.otlp.exporter import Otlp
 from rltrace_exporters.otlp.live import LiveOtlp
 from traced_runs import traced_environment
@@ -222,6 +224,39 @@ def test_the_reference_runs_configuration(tmp_path: Path, monkeypatch: pytest.Mo
     assert url["OTEL_EXPORTER_OTLP_PROTOCOL"] == "grpc"
     assert (from_variables, none) == ({}, None)
     assert SECRET not in (tmp_path / "0" / "manifest.json").read_text()
+
+
+def test_steps_that_nobody_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step of two ranks without marks is sent once both have begun the next one, with its phases and what is in
+    them, as a later export has it."""
+    monkeypatch.setattr("rltrace.read.following.INFERRED_SHARE", 1e9)
+    monkeypatch.setattr("rltrace_exporters.otlp.live.HELD_SECONDS", 1e12)  # its times are those of 1970
+    written = Written(tmp_path / "run")
+    for rank in range(2):
+        asked = span("rollout.request", 1, 2, request_id=f"r{rank}")
+        first = [*generate(0, None), *asked, [0, 4 * SECOND, None, True], *learn(6 + rank)]
+        others = [
+            [*generate(at, at + 4), *forward(at + 4, at + 5, REF), *learn(at + 6 + rank)] for at in range(20, 100, 20)
+        ]
+        written.process(f"rank-{rank}", first, *others, hooks=(HOOK,), role="worker", rank=rank, ended_s=120)
+    growing, sent = grow(written.folder), []
+    with http_collector(Collector()) as collector:
+        next(growing)
+        export = LiveOtlp(Recording.open(written.folder), collector.url)
+        for _ in growing:
+            export.poll()
+            sent.append(export.steps_sent)
+        delivery = export.finish(10)
+    assert delivery.is_all and {0, 1, 2, 3} <= {*sent}
+    with http_collector(Collector()) as later:
+        Otlp().send(Recording.open(written.folder), later.url)
+    exported = {one.span_id: one for one in later.spans}
+    arrived = {one.span_id: one for one in collector.spans}
+    assert arrived == exported and len(arrived) == len(collector.spans)
+    assert step_numbers(collector) == sorted([*range(5)] * 2)
+    by_id = {one.span_id: one for one in collector.spans}
+    above = {one.attributes["rltrace.name"]: by_id[one.parent_id].name for one in collector.spans if one.parent_id}
+    assert above["optimizer.step"] == "actor.update" and above["rollout.request"] == "rollout.generate"
 
 
 def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,9 @@ from rltrace_exporters.otlp.metrics import Measures, batches
 from rltrace_exporters.otlp.sending import Sender
 from rltrace_exporters.otlp.traces import Traces
 
+HELD_SECONDS = 900.0
+"""How long steps are held, at most, because a process may still turn out to have a step, or a phase of theirs."""
+
 READING_SHARE = 0.7
 """Share of the time after a run in which what is left may be read; the rest of it is for sending that."""
 
@@ -93,6 +96,11 @@ class LiveOtlp:
         )
 
     @property
+    def steps_sent(self) -> int:
+        """How many steps were put together so far."""
+        return self._traces.steps_sent
+
+    @property
     def waiting_spans(self) -> int:
         """How many spans were put together and are not sent yet."""
         return self._sender.waiting_spans
@@ -104,14 +112,22 @@ class LiveOtlp:
         began_ns = self._now_ns()
         for news in self._follower.poll():
             self._take(news)
-        self._spans = batched(self._over(self._polled_ns))
+        self._spans = batched(self._over(self._settled_ns(self._polled_ns)))
         self._polled_ns = began_ns
         self._hand_over_metrics()
         self._is_handed_over = self._hand_over_all(is_patient=True)
 
+    def _settled_ns(self, read_ns: int) -> int:
+        """Return until when no step and no phase will be inferred any more, of what was read until a time."""
+        until = [
+            self._follower.inferred_until_ns(process.key) + self._offset_ns(process)
+            for process in self._follower.processes
+        ]
+        return max(min([read_ns, *until]), read_ns - round(HELD_SECONDS * 1e9))
+
     def _over(self, before_ns: int) -> Iterator[ReadableSpan]:
-        """Yield what was over before a time."""
-        yield from self._traces.over(before_ns)
+        """Yield what was over at a time."""
+        yield from self._traces.over(before_ns + 1)
         open_spans = {process.key: self._follower.open_spans(process.key) for process in self._follower.processes}
         if not self._traces.has_steps_to_send and not any(map(_has_step, open_spans.values())):
             yield from self._traces.special(before_ns, open_spans)

@@ -81,7 +81,7 @@ def why(analysed: Analysed) -> Why:
             found += priced
             nothing += [] if priced else [name]
     steady = analysed.summary.steady
-    left = busy_processors.absorb(found)
+    left = busy_processors.absorb(run, found)
     path, no_path = _path(run)
     nothing += sorted({one.id for one in found} - {one.id for one in left})
     return Why(

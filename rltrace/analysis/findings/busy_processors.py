@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from rltrace.analysis.findings import slow_rank, slow_steps, sync_in_no_stage
 from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import PerStep, Run
+from rltrace.analysis.intervals import Intervals, cut, union
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.observations import Samples, Seen
 from rltrace.events import SAMPLER, WAITED_FOR_PROCESSOR, subject
@@ -28,7 +30,8 @@ LEAST_SHARE = 0.5
 FEWEST_SAMPLES = 2
 """Of a clock that only grows, to say by how much it grew."""
 
-EXPLAINED = (slow_steps.NAME, sync_in_no_stage.NAME)
+WITHOUT_PLACE = (slow_steps.NAME, sync_in_no_stage.NAME)
+"""Findings that say where time was lost and not by what, beside ranks that are slow in turns."""
 
 SETTINGS = (
     Setting("your program", "OMP_NUM_THREADS, torch.set_num_threads: as many threads in all as processors"),
@@ -38,30 +41,53 @@ SETTINGS = (
 
 def judge(run: Run) -> list[Finding]:
     """Price how long the main threads of a rank wait in a queue; where nobody counted that, say what is in use."""
-    samplers = [process for process in run.seen.processes if process.process.role == SAMPLER and CPU in process.sampled]
+    samplers = _samplers(run)
     if not samplers:
         raise UnjudgeableError("no host's processors were sampled")
     return [found for sampler in samplers for found in _of_host(run, sampler)]
 
 
-def absorb(found: Sequence[Finding]) -> list[Finding]:
+def _samplers(run: Run) -> list[Seen]:
+    return [process for process in run.seen.processes if process.process.role == SAMPLER and CPU in process.sampled]
+
+
+def absorb(run: Run, found: Sequence[Finding]) -> list[Finding]:
     """Return findings without those that a wait for processors explains: steps and ranks that are slow in turns, and
     time of a sync in which nothing is open.
 
-    A rank that is always the slowest is no such thing, nor is what costs more than the wait.
+    A rank that is always the slowest is no such thing, nor is what costs more than was waited in its own phases.
     """
     waits = next((one for one in found if one.id == NAME and one.seconds_per_step), None)
     if waits is None:
         return list(found)
-    explained = [one for one in found if _is_explained(one, waits.seconds_per_step or 0.0)]
+    explained = [one for one in found if _is_candidate(one) and (one.seconds_per_step or 0.0) <= _waited_in(run, one)]
     facts = [*waits.evidence.facts, *(f"explained by it: {one.title}" for one in explained)]
     fuller = msgspec.structs.replace(waits, evidence=msgspec.structs.replace(waits.evidence, facts=facts))
     return [fuller if one is waits else one for one in found if one not in explained]
 
 
-def _is_explained(one: Finding, seconds: float) -> bool:
+def _is_candidate(one: Finding) -> bool:
     is_in_turns = one.id == slow_rank.NAME and len(one.evidence.ranks) > 1
-    return (is_in_turns or one.id in EXPLAINED) and (one.seconds_per_step or 0.0) <= seconds
+    return is_in_turns or one.id in WITHOUT_PLACE
+
+
+def _waited_in(run: Run, one: Finding) -> float:
+    """Return how long the lane that waits most waited in a finding's steps and phases, as seconds of a step."""
+    is_named = np.isin(run.numbers, one.evidence.steps)
+    waits = [
+        sum(float(_grown(clock, rows).sum()) for clock in clocks)
+        for sampler in _samplers(run)
+        for lane, clocks in _clocks(run, sampler).items()
+        for rows in [cut(_place(run, one, lane), run.steps[is_named])[0]]
+    ]
+    return max(waits, default=0.0) / len(run.steps)
+
+
+def _place(run: Run, one: Finding, lane: Lane) -> Intervals:
+    """Return when a lane was where a finding is: a step that is slow is slow as a whole, all else is in its phases."""
+    if one.id == slow_steps.NAME:
+        return run.steps
+    return union(*(run.phases[lane][phase] for phase in one.evidence.phases if phase in run.phases.get(lane, {})))
 
 
 def _of_host(run: Run, sampler: Seen) -> Iterator[Finding]:
@@ -104,12 +130,20 @@ def _in_use(run: Run, sampler: Seen) -> tuple[float, str]:
 
 def _waits(run: Run, sampler: Seen) -> dict[Lane, PerStep]:
     """Return how long the main threads of each lane waited in each step; of lanes of which the sampler counted it."""
-    found: dict[Lane, PerStep] = {}
+    return {
+        lane: np.sum([_grown(clock, run.steps) for clock in clocks], axis=0)
+        for lane, clocks in _clocks(run, sampler).items()
+    }
+
+
+def _clocks(run: Run, sampler: Seen) -> dict[Lane, list[Samples]]:
+    """Return the clocks of each lane's processes that count the waits of their main threads."""
+    found: dict[Lane, list[Samples]] = {}
     for lane, members in run.members.items():
         counted = [sampler.sampled.get(subject(WAITED_FOR_PROCESSOR, process.process.key)) for process in members]
-        grown = [_grown(run, samples) for samples in counted if samples is not None and is_clock(samples)]
-        if grown:
-            found[lane] = np.sum(grown, axis=0)
+        clocks = [samples for samples in counted if samples is not None and is_clock(samples)]
+        if clocks:
+            found[lane] = clocks
     return found
 
 
@@ -118,7 +152,7 @@ def is_clock(samples: Samples) -> bool:
     return len(samples.values) >= FEWEST_SAMPLES
 
 
-def _grown(run: Run, samples: Samples) -> PerStep:
-    """Return by how much a clock grew in each step; between two samples evenly."""
-    at_ns = np.interp(run.steps, np.array(samples.times_ns, np.int64), np.array(samples.values))
+def _grown(samples: Samples, rows: Intervals) -> NDArray[np.float64]:
+    """Return by how much a clock grew in each interval; between two samples evenly."""
+    at_ns = np.interp(rows, np.array(samples.times_ns, np.int64), np.array(samples.values))
     return np.asarray(at_ns[:, 1] - at_ns[:, 0])

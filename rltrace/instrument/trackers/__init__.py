@@ -1,10 +1,11 @@
 """Trackers: seconds and bytes of each step, in the run that the program itself has open in W&B, MLflow or TensorBoard.
 
 In: the phases, samples and steps of this process, as they are recorded, and `RLTRACE_TRACKERS`, without which nothing
-here is done. Out: scalars named `rltrace/...`, per step. `totals.py` adds up a step, in memory. At its end they are
-queued, which is all that the program waits for: a thread (`handing.py`) gives them to the runs that are open then
-(`open_runs.py`), and what a tracker raises ends there. The thread adds what other processes did, as far as a process
-beside the run says so (`others.py`).
+here is done. Steps that nobody marks are inferred, as far as that is possible while they go on. Out: scalars named
+`rltrace/...`, per step. `totals.py` adds up a step, in memory. At its end they are queued, which is all that the
+program waits for: a thread (`handing.py`) gives them to the runs that are open then (`open_runs.py`), and what a
+tracker raises ends there. The thread adds what other processes did, as far as a process beside the run says so
+(`others.py`).
 
 To add a tracker, write a class like `WandbRun` in `open_runs.py`, and name its finder in `FINDERS` there.
 """
@@ -16,10 +17,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from rltrace.events import STEP
+from rltrace.events import OPTIMIZER_STEP, STEP
+from rltrace.hooks import boundaries
+from rltrace.hooks.boundaries import Boundary
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
+from rltrace.instrument.torch.loop_steps import LoopSteps
 from rltrace.instrument.trackers.handing import HANDING, Step
 from rltrace.instrument.trackers.open_runs import EVENT_FILES, find_runs, forget_file
 from rltrace.instrument.trackers.totals import Totals
@@ -48,10 +52,25 @@ class Tensorboard:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; there is none unless trackers are wanted."""
-        if are_wanted(os.environ):
-            writer = "tensorboard.summary.writer.event_file_writer:EventFileWriter"
-            patches.around(f"{writer}.__init__", first_argument, file_opened)
-            patches.around(f"{writer}.close", file_closes, nothing)
+        name_file_hooks(patches, "tensorboard.summary.writer.event_file_writer:EventFileWriter")
+
+
+class TensorboardX:
+    """Finds those that the program writes by tensorboardX."""
+
+    name = "tensorboardx"
+    supports = ("tensorboardX >= 2.5",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks; there is none unless trackers are wanted."""
+        name_file_hooks(patches, "tensorboardX.event_file_writer:EventFileWriter")
+
+
+def name_file_hooks(patches: PatchSet, writer: str) -> None:
+    """Name the hooks on what writes an event file, if trackers are wanted."""
+    if are_wanted(os.environ):
+        patches.around(f"{writer}.__init__", first_argument, file_opened)
+        patches.around(f"{writer}.close", file_closes, nothing)
 
 
 class Wandb:
@@ -99,6 +118,8 @@ def follow(hook: Hook) -> Callable[[], None]:
         spans.watch_spans(STEP, follower.step_begins, follower.step_ended),
         spans.watch_phase_ends(follower.totals.add_phase),
         spans.watch_samples(follower.totals.add_sample),
+        spans.watch_spans(OPTIMIZER_STEP, follower.optimizer_steps, follower.optimizer_stepped),
+        boundaries.watch(follower.boundary),
         lifecycle.when_stopped(HANDING.finish),
     )
     os.register_at_fork(after_in_child=follower.forget)
@@ -117,6 +138,9 @@ class Follower:
         self.totals = Totals()
         self._hook = hook
         self._steps = 0
+        self._loop = LoopSteps()
+        self._inferred: tuple[int, int] | None = None
+        """The step that goes on if nobody marks any, and when it began."""
 
     def step_begins(self, args: dict[str, Any]) -> tuple[int | None, int] | None:
         """Return the number of a step that begins, and when it did. Never raises."""
@@ -143,9 +167,39 @@ class Follower:
         except own_failure() as error:
             self._hook.failed(error)
 
+    def boundary(self, boundary: Boundary) -> None:
+        """Begin the next step of a loop that marks none, if this is where it begins. Never raises."""
+        try:
+            if not self._steps:
+                self._infer(self._loop.reaches(boundary))
+        except own_failure() as error:
+            self._hook.failed(error)
+
+    def optimizer_steps(self, args: dict[str, Any]) -> Any:
+        """Return which optimizer steps. Never raises."""
+        return args.get("number")
+
+    def optimizer_stepped(self, number: Any) -> None:
+        """End a step that nobody marks, if this was the last of its optimizers. Never raises."""
+        try:
+            if not self._steps:
+                self._infer(self._loop.stepped(number))
+        except own_failure() as error:
+            self._hook.failed(error)
+
+    def _infer(self, number: int | None) -> None:
+        """Let a step go on from here that nobody marks, and hand over the one before it."""
+        before = self._inferred
+        if number == (None if before is None else before[0]):
+            return
+        self.step_ended(before)
+        self.totals.begin()
+        self._inferred = None if number is None else (number, clock.now_ns())
+
     def forget(self) -> None:
         """Forget the step and the thread of the parent, in a forked child."""
         self.totals.begin()
+        self._inferred = None
         HANDING.forget()
 
 
