@@ -455,8 +455,9 @@ class Recorder:
 
     def _new_segment(self, held: Held | None, needed_bytes: int) -> Segment:
         before_bytes = 0 if held is None else held.segment.size_bytes
-        larger = (size for size in SIZES if size > max(before_bytes, needed_bytes))
-        size_bytes = next(larger, NEXT_BYTES)
+        # No generator: what interrupts one that is closed unfinished, the interpreter drops.
+        larger = [size for size in SIZES if size > max(before_bytes, needed_bytes)]
+        size_bytes = larger[0] if larger else NEXT_BYTES
         self._wait_for_space()
         self._drop_oldest(size_bytes)
         assert self._disk is not None
