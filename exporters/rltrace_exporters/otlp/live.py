@@ -43,9 +43,12 @@ class Delivery(NamedTuple):
     is_read: bool
     """Whether no more is left than these spans."""
     reason: str
+    no_metrics: str
+    """Why metrics were not sent; empty if they were."""
 
     def __str__(self) -> str:
         said = f"{self.address}: {self.spans:,} spans of {self.steps:,} steps were sent"
+        said += f", and no metrics ({self.no_metrics})" if self.no_metrics else ""
         if self.is_all:
             return said
         left = (
@@ -147,6 +150,7 @@ class LiveOtlp:
             left,
             is_read,
             self._collector.reason,
+            self._collector.no_metrics,
         )
 
     def _read_rest(self, until: float) -> bool:
