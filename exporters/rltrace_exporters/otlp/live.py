@@ -48,14 +48,14 @@ class Delivery(NamedTuple):
 
     def __str__(self) -> str:
         said = f"{self.address}: {self.spans:,} spans of {self.steps:,} steps were sent"
-        said += f", and no metrics ({self.no_metrics})" if self.no_metrics else ""
+        metrics = f"; no metrics ({self.no_metrics})" if self.no_metrics else ""
         if self.is_all:
-            return said
+            return said + metrics
         left = (
             f"{self.left_spans:,} were not" if self.is_read else "what came last was not, it could not be read in time"
         )
         why = f": {self.reason}" if self.reason else ""
-        return f"{said}, {left}{why}; the Recording has all of them: `rltrace export RUN --to otlp` sends them"
+        return f"{said}, {left}{why}; the Recording has all of them: `rltrace export RUN --to otlp` sends them{metrics}"
 
 
 class LiveOtlp:
