@@ -23,6 +23,8 @@ class Limits(NamedTuple):
     """Depth of its folders; a Recording in one has four."""
     segment_bytes: int = 4 << 20
     """Size of a file of records; the recorder writes 1 MiB."""
+    columns_bytes: int = 256 << 20
+    """Size of a file with the columns of some segments."""
     lines_bytes: int = 1 << 30
     """Size of a file that lines are appended to, and that is read line by line."""
     document_bytes: int = 16 << 20
@@ -32,6 +34,8 @@ class Limits(NamedTuple):
         """Return the bytes that a file of this name may have."""
         if name.endswith(".seg"):
             return self.segment_bytes
+        if name.endswith(".columns"):
+            return self.columns_bytes
         return self.lines_bytes if name.endswith(".jsonl") else self.document_bytes
 
 

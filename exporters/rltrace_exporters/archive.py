@@ -19,7 +19,14 @@ from rltrace.read.recording import Recording
 from rltrace.record import checksum
 from rltrace.record.process import OPENING
 
-CONTENTS = ("*.json", "*.jsonl", "processes/*/*.jsonl", "processes/*/*.u64", "processes/*/*.seg")
+CONTENTS = (
+    "*.json",
+    "*.jsonl",
+    "processes/*/*.jsonl",
+    "processes/*/*.u64",
+    "processes/*/*.seg",
+    "processes/*/*.columns",
+)
 """Files of a Recording; what a process says about itself comes before its events, as readers of a live run need it."""
 
 _SEGMENT = r"[^/\s'\"=,:;|]+"

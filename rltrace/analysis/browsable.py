@@ -86,7 +86,7 @@ def browsable(recording: Recording) -> Browsable | None:
 def _records(process: Process) -> int:
     """Return how many records a process has, about: its segments are as long as what is written there, but the last
     ones."""
-    return sum(file.stat().st_size for file in process.folder.glob("*.seg")) // RECORD_BYTES
+    return process.segment_bytes() // RECORD_BYTES
 
 
 def _steps(steps: list[StepTime]) -> list[int]:

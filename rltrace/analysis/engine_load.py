@@ -53,7 +53,8 @@ class EngineLoad:
         usage = np.concatenate([np.empty(0), *(np.array(steps.kv_usage) for steps in kept)])
         known = np.flatnonzero((at_ns != OPEN) & (usage >= 0))
         order = known[np.argsort(at_ns[known], kind="stable")]
-        self._usage_ns, self._usage = at_ns[order], usage[order]
+        # Decimals, as the edges of slices are: each search would make decimals of all of them again.
+        self._usage_ns, self._usage = (at_ns[order] - self._base_ns).astype(np.float64), usage[order]
 
     def slices(self, start_ns: int, end_ns: int) -> list[LoadSlice]:
         """Return the load in equal parts of a time."""
@@ -63,7 +64,7 @@ class EngineLoad:
         queued, begun, ended = (passed.until(edges_ns) for passed in self._passed)
         lengths_ns = np.diff(edges_ns)
         waiting, running = np.diff(queued - begun) / lengths_ns, np.diff(begun - ended) / lengths_ns
-        places = np.searchsorted(self._usage_ns - self._base_ns, edges_ns, side="right")
+        places = np.searchsorted(self._usage_ns, edges_ns, side="right")
         return [
             LoadSlice(
                 seconds=float(at_ns - edges_ns[0]) / 1e9,
@@ -82,9 +83,10 @@ class _Passed:
     """How many instants have passed, as a function of time."""
 
     def __init__(self, instants_ns: NDArray[np.int64]) -> None:
-        self._sorted_ns = np.sort(instants_ns)
+        sorted_ns = np.sort(instants_ns)
         # A million requests of an hour each add up to more digits than 53 bits have.
-        sums = np.cumsum(self._sorted_ns, dtype=np.longdouble)
+        sums = np.cumsum(sorted_ns, dtype=np.longdouble)
+        self._sorted_ns = sorted_ns.astype(np.float64)
         self._sums_ns = np.concatenate([np.zeros(1, np.longdouble), sums])
 
     def until(self, at_ns: Decimals) -> NDArray[np.longdouble]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,6 @@ import msgspec
 from rltrace.analysis.steps import is_whole
 from rltrace.errors import RecordingError
 from rltrace.events import SAMPLER, STEP, Span
-from rltrace.host import regular_file
 from rltrace.limits import LIMITS, Limits
 from rltrace.read import archive, cache
 from rltrace.read.recording import LEADING, Process, Recording, in_order
@@ -89,7 +89,7 @@ def _listed(path: Path, limits: Limits) -> ListedRun:
     processes = recording.processes
     created_ns = recording.manifest.get("created_unix_ns")
     ending = recording.ending
-    spans, all_seen = _steps(path, recording.folder, processes, limits)
+    spans, all_seen = _steps(path, processes)
     if not spans and all_seen:
         spans, all_seen = _inferred_steps(path, recording, limits)
     whole = [(span, span.seconds) for span in spans if is_whole(span)]
@@ -130,7 +130,7 @@ def _size_bytes(folder: Path) -> int:
     return sum(min(size.st_size, size.st_blocks * 512) for size in sizes)
 
 
-def _steps(path: Path, folder: Path, processes: Sequence[Process], limits: Limits) -> tuple[list[Span], bool]:
+def _steps(path: Path, processes: Sequence[Process]) -> tuple[list[Span], bool]:
     """Return the steps of the first process that has some, drivers before ranks, and whether the search was
     complete."""
     left_bytes = MOST_LOOKED_BYTES
@@ -138,7 +138,7 @@ def _steps(path: Path, folder: Path, processes: Sequence[Process], limits: Limit
         if process.role == SAMPLER:
             continue
         look = StepRecords(process.typed(STEP))
-        for content in _segments(path, folder, process.key, limits):
+        for content in _segments(path, process):
             if left_bytes <= 0:
                 return look.spans, False
             left_bytes -= len(content)
@@ -156,7 +156,7 @@ def _inferred_steps(path: Path, recording: Recording, limits: Limits) -> tuple[l
     whole = Recording.open(path, limits) if path.is_file() else recording  # an archive, opened without its segments
     left_bytes = MOST_INFERRED_BYTES
     for process in in_order(process for process in whole.processes if process.infers):
-        left_bytes -= sum(file.stat().st_size for file in process.folder.glob(f"*{archive.SEGMENT}"))
+        left_bytes -= process.segment_bytes()
         if left_bytes < 0:
             return [], False
         process.run_has_steps = lambda: False  # they were looked for
@@ -165,14 +165,19 @@ def _inferred_steps(path: Path, recording: Recording, limits: Limits) -> tuple[l
     return [], True
 
 
-def _segments(path: Path, folder: Path, key: str, limits: Limits) -> Iterator[bytes]:
-    if path.is_file():
-        with zipfile.ZipFile(path) as packed:
-            names = [name for name in packed.namelist() if name.split("/")[-3:-1] == [manifest.PROCESSES, key]]
-            yield from (packed.read(name) for name in sorted(names) if name.endswith(archive.SEGMENT))
-        return
-    for file in sorted((folder / manifest.PROCESSES / key).glob(f"*{archive.SEGMENT}")):
-        try:
-            yield regular_file.read(file, limits)
-        except OSError:  # dropped a moment ago, or refused: the reader of all says so
-            continue
+def _segments(path: Path, process: Process) -> Iterator[bytes]:
+    zipped = _zipped(path, process.key) if path.is_file() else {}
+    for name in sorted(zipped.keys() | set(process.segment_names)):
+        if name in zipped:
+            with zipfile.ZipFile(path) as archived:
+                yield archived.read(zipped[name])
+        else:
+            with contextlib.suppress(OSError):  # dropped a moment ago, or refused: the reader of all says so
+                yield process.segment(name)
+
+
+def _zipped(path: Path, key: str) -> dict[str, str]:
+    """Return the entries of a process's segments in an archive, by name."""
+    with zipfile.ZipFile(path) as archived:
+        entries = [entry for entry in archived.namelist() if entry.split("/")[-3:-1] == [manifest.PROCESSES, key]]
+    return {entry.rpartition("/")[2]: entry for entry in entries if entry.endswith(archive.SEGMENT)}

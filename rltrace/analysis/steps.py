@@ -13,7 +13,7 @@ from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Observations, Samples, Seen
 from rltrace.events import BRIEF, REWARD_MEAN, TOKENS, TOKENS_PER_SECOND, Span
 
-NOT_CHOSEN, DISK_BUDGET = "not chosen", "disk budget"
+NOT_CHOSEN, DISK_BUDGET, LEFT = "not chosen", "disk budget", "left on its host"
 """Why a step is brief."""
 
 FIRST = 1
@@ -47,7 +47,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     keep to the disk budget. Phases, memory at their boundaries and errors are there; after a removal also weight sync
     and requests. It counts in `steady` only if all steps are like that."""
     brief_because: str | None
-    """Why it is brief: `not chosen` (`--record-steps`) or `disk budget`; None if it is not."""
+    """Why it is brief: `not chosen` (`--record-steps`), `left on its host` (`rltrace collect --steps`) or
+    `disk budget`; None if it is not."""
     steady: bool
     """Whether the step counts in `steady`."""
     inferred: bool
@@ -156,7 +157,9 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
         error_message=_error_message(span),
         recorded=_is_recorded(span),
         brief=windows.brief[place],
-        brief_because=_brief_because(span) if windows.brief[place] else None,
+        brief_because=_brief_because(span, is_left=number in seen.recording.left_steps)
+        if windows.brief[place]
+        else None,
         steady=place in windows.steady,
         inferred=span.is_inferred,
         reward_mean=numbers.pop(REWARD_MEAN, None),
@@ -166,8 +169,10 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
     )
 
 
-def _brief_because(span: Span) -> str:
-    return NOT_CHOSEN if span.args.get(BRIEF) is True else DISK_BUDGET
+def _brief_because(span: Span, *, is_left: bool) -> str:
+    if span.args.get(BRIEF) is True:
+        return NOT_CHOSEN
+    return LEFT if is_left else DISK_BUDGET
 
 
 def _seconds_at(at_ns: int | None, seen: Observations) -> float | None:

@@ -99,8 +99,8 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """What was removed from a process to keep to the disk budget. Totals of it are left: they are in `own_spans` and
-    `hook_spans`."""
+    """What was removed from a process to keep to the disk budget, or was not collected from its host. Totals of it are
+    left: they are in `own_spans` and `hook_spans`."""
 
     process_key: str
     """The process's folder in the Recording."""
@@ -110,6 +110,8 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
     """The last one."""
     spans: int
     """Spans of which only totals are left."""
+    spans_left_on_host: int
+    """Those of them that are still on the process's host; `rltrace collect --steps` brings them."""
     samples: int
     """Samples that went; those of memory at the boundaries of phases stay."""
     arrows: int
@@ -246,7 +248,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Whether steps before the first of `steps` may be gone, because segments were dropped or steps removed to bound
     the size. Then nobody knows when the start-up ended, or which step was the first."""
     removed: list[Removed]
-    """One item per process of which spans were removed to keep to the disk budget; empty in nearly all runs."""
+    """One item per process of which spans were removed to keep to the disk budget, or left on its host; empty in
+    nearly all runs."""
     unidentified: list[UnidentifiedProcess]
     """One item per process that is in no other figure, because its identity is unknown; empty if there is none."""
     unsealed: list[Unsealed]
@@ -378,6 +381,7 @@ def _removed(process: Process) -> Removed:
         first_step=min(steps, default=None),
         last_step=max(steps, default=None),
         spans=sum(total.many for total in gone.totals.values()),
+        spans_left_on_host=sum(total.many for total in gone.left.values()),
         samples=gone.samples,
         arrows=gone.flows,
     )

@@ -54,6 +54,24 @@ def read(path: Path, limits: Limits = LIMITS) -> bytes:
         return content
 
 
+def part(path: Path, at: int, size_bytes: int, limits: Limits = LIMITS) -> bytes:
+    """Return so many bytes of a file from a place on, or fewer if it ends before.
+
+    Raises:
+        RefusedError: it is no regular file, or larger than `limits` allow.
+        OSError: it is not there, or cannot be read.
+    """
+    with _opened(path, limits) as file:
+        file.seek(at)
+        return file.read(min(size_bytes, limits.of(path.name)))
+
+
+def first_line(path: Path, limits: Limits = LIMITS) -> bytes:
+    """Return the first line of a file with its end, or as much of it as a document may have; raises as `part`."""
+    with _opened(path, limits) as file:
+        return file.readline(limits.document_bytes)
+
+
 class Tail(NamedTuple):
     """What is in a file from a place on."""
 

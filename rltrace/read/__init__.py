@@ -10,6 +10,8 @@ and their events, streamed, on one time line (`alignment.py`). `from rltrace imp
 adds the steps and phases that nobody marks, once they are over; `inferred.py` has the rules, and applies them to whole
 processes.
 
+`packed.py` restores segments that were replaced by compressed columns.
+
 `cache.py` keeps what was computed of a large Recording until a file of it changes.
 
 `gate.py` checks every field that was written, and `order.py` the times of a segment that has no checksum. `archive.py`

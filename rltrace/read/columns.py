@@ -21,18 +21,18 @@ from rltrace.events import AUTOMATIC, Args, Counter, Span, is_of_bytes
 from rltrace.read import gate, native
 from rltrace.read.alignment import Alignment
 from rltrace.read.native import Argument, Decoder, UnsoundError
-from rltrace.read.recording import Event, Process
+from rltrace.read.recording import Event, Process, Segment
 
 OPEN = -1
 """The end of a span that has none."""
 NO_LANE = -1
 """The lane of a span that was recorded when it was over."""
-NO_TEXT = -1
+NO_TEXT = native.NO_TEXT
 """In a column of texts: there is none."""
-MISSING = -(2**63)
+MISSING = native.MISSING
 """In a column of whole numbers: there is none. A column of decimals has NaN."""
 
-ROWS = 1 << 17
+ROWS = 1 << 16
 """About so many rows are made at a time."""
 EVENTS = 1 << 14
 """So many, if they are made of events."""
@@ -127,7 +127,7 @@ class Columns:
         self,
         texts: Sequence[str],
         spans: Mapping[str, NDArray[Any]],
-        arguments: Mapping[str, NDArray[Any]],
+        arguments: dict[str, NDArray[Any]],
         samples: Samples,
         flows: Flows,
         args: Callable[[int], Args],
@@ -142,7 +142,7 @@ class Columns:
         self.end_ns: NDArray[np.int64] = spans["end_ns"]
         self.is_automatic: NDArray[np.bool_] = spans["is_automatic"]
         self.arguments = arguments
-        """The columns of `ARGUMENTS`."""
+        """The columns of `ARGUMENTS`; only `add_argument` may change them."""
         self.samples = samples
         self.flows = flows
         self.args = args
@@ -181,7 +181,7 @@ class Columns:
 
     def add_argument(self, row: int, key: str, value: int) -> None:
         """Give a row an argument that it was not written with; it has a column of whole numbers."""
-        self.arguments[key][row] = value
+        _writable(self.arguments, key)[row] = value
         if isinstance(self.args, Encoded):
             self.args.decoded[row] = self.args(row) | {key: value}
 
@@ -226,6 +226,13 @@ class Columns:
                 lane=None if lane == NO_LANE else lane,
                 is_automatic=is_automatic,
             )
+
+
+def _writable(arguments: dict[str, NDArray[Any]], key: str) -> NDArray[Any]:
+    """Return the column of an argument, with memory for each row."""
+    if not arguments[key].flags.writeable:
+        arguments[key] = arguments[key].copy()
+    return arguments[key]
 
 
 def _columns_of(samples: Samples) -> Iterator[NDArray[Any]]:
@@ -306,18 +313,27 @@ class _Decoding:
 
     def columns(self) -> Iterator[Columns]:
         """Decode all segments."""
-        for content, first_ns, last_ns, sound in self.process.segments():
-            if sound is not None:
-                raise UnsoundError
-            self.decoder.decode(content, first_ns, last_ns, may_grow=self.process.is_alive)
+        for segment in self.process.segments():
+            self._decode(segment)
             if self.decoder.rows >= ROWS:
                 yield self._taken()
+        yield self._finished()
+
+    def _decode(self, segment: Segment) -> None:
+        content, first_ns, last_ns, sound, _ = segment
+        if sound is not None:
+            raise UnsoundError
+        self.decoder.decode(content, first_ns, last_ns, may_grow=self.process.is_alive)
+
+    def _finished(self) -> Columns:
+        """Return the last rows, and count what was lost."""
         self.decoder.finish()
-        yield self._taken()
+        rows = self._taken()
         torn, orphans, strays = self.decoder.losses()
         self.process.torn += torn
         self.process.orphans += orphans
         self.process.stray_flows += strays
+        return rows
 
     def _taken(self, *, are_open: bool = False) -> Columns:
         raw, arguments = self.decoder.take()
@@ -386,6 +402,18 @@ class _Decoding:
         return found.without(unfit) if unfit else found
 
 
+class Before(NamedTuple):
+    """What was read of a process before it went on: some closed segments, and what was open behind them."""
+
+    segments: frozenset[str] = frozenset()
+    """Their names."""
+    open: Sequence[Span] = ()
+    losses: tuple[int, int, int] = (0, 0, 0)
+    """Damaged records, ends and flows without a beginning, and the flows among these."""
+    unfit_arguments: int = 0
+    threads: Mapping[int, str] = {}
+
+
 class Growing(_Decoding):
     """Makes the columns of a process while its segments grow."""
 
@@ -421,6 +449,51 @@ class Growing(_Decoding):
             UnsoundError: they have something that only the Python reader knows.
         """
         return self.decoder.decode_more(content, *life_ns, thread)
+
+    def since(self, before: Before, at_rest: Callable[[Before], None]) -> Iterator[Columns]:
+        """Decode all segments but those that were read before.
+
+        Args:
+            before: What was read then.
+            at_rest: Gets what has been read when all closed segments are decoded, and all their rows taken.
+
+        Raises:
+            UnsoundError: there is something that only the Python reader knows.
+        """
+        process, names = self.process, set(before.segments)
+        segments = process.segments(before.segments, closed_first=True)
+        process.torn, process.orphans, process.stray_flows = before.losses
+        process.unfit += before.unfit_arguments
+        process.threads.update(before.threads)
+        self.resume(before.open)
+        self.decoder.take()
+        has_rested = False
+        for segment in segments:
+            is_closed = process.seal(segment.name) is not None
+            if not is_closed and not has_rested:
+                has_rested = True
+                yield self._taken()
+                self._rest(names, at_rest)
+            self._decode(segment)
+            if is_closed:
+                names.add(segment.name)
+            if self.decoder.rows >= ROWS:
+                yield self._taken()
+        if not has_rested:
+            yield self._taken()
+            self._rest(names, at_rest)
+        yield self._finished()
+
+    def _rest(self, names: set[str], at_rest: Callable[[Before], None]) -> None:
+        process, unfit = self.process, self.process.unfit
+        if self.decoder.many_early or process.damaged_segments:
+            return  # what comes next may depend on more than on what is open
+        spans = self.open()
+        is_fit, process.unfit = process.unfit == unfit, unfit
+        if is_fit:
+            torn, orphans, strays = self.decoder.losses()
+            losses = (process.torn + torn, process.orphans + orphans, process.stray_flows + strays)
+            at_rest(Before(frozenset(names), spans, losses, unfit - process.unfit_fields, {**process.threads}))
 
     def ended(self) -> Columns:
         """Return what has ended since this was asked last, and the samples."""
@@ -469,9 +542,7 @@ class Growing(_Decoding):
 class Encoded:
     """The arguments of rows as they were written."""
 
-    def __init__(
-        self, source: _Decoding, raw: Mapping[str, NDArray[Any]], arguments: Mapping[str, NDArray[Any]]
-    ) -> None:
+    def __init__(self, source: _Decoding, raw: Mapping[str, NDArray[Any]], arguments: dict[str, NDArray[Any]]) -> None:
         self.source = source
         self.raw = raw
         self.arguments = arguments
@@ -485,7 +556,7 @@ class Encoded:
             found = begun | late
         return found
 
-    def chosen(self, rows: NDArray[np.intp], arguments: Mapping[str, NDArray[Any]]) -> Encoded:
+    def chosen(self, rows: NDArray[np.intp], arguments: dict[str, NDArray[Any]]) -> Encoded:
         """Return the arguments of some rows, in their order."""
         raw = {name: self.raw[name][rows] for name in ("args_at", "begin_bytes", "late_bytes", "type")}
         found = Encoded(self.source, {**raw, "blobs": self.raw["blobs"]}, arguments)
@@ -507,7 +578,9 @@ class Encoded:
             args = self.decoded[row] = begun | late
             if unfit or is_odd[row]:
                 for key, column in self.arguments.items():
-                    column[row] = _cell(ARGUMENTS[key].kind, args.get(key), texts.place)
+                    cell = _cell(ARGUMENTS[key].kind, args.get(key), texts.place)
+                    if column.flags.writeable or key in args:
+                        _writable(self.arguments, key)[row] = cell
 
     def _written(self, row: int) -> tuple[Args, Args]:
         """Return what a row has of its beginning, and what came late."""

@@ -31,7 +31,7 @@ from rltrace.events import MARKED_SINCE, Counter, Span
 from rltrace.host import clock, regular_file
 from rltrace.host.clock import Domain
 from rltrace.host.pace import Pace
-from rltrace.read import alignment, engines, gate, order, removed, unmarked
+from rltrace.read import alignment, engines, gate, order, packed, removed, unmarked
 from rltrace.read.columns import Columns, Growing, from_events
 from rltrace.read.inferred import NEVER_NS
 from rltrace.read.inferring import Inferring
@@ -398,6 +398,7 @@ class _Followed:
         if changed_ns is not None and changed_ns == self._listed_ns:
             return
         found = _listed(self.process.folder, lambda entry: entry.name.endswith(".seg"))
+        found |= dict.fromkeys(self.process.packed.look())
         self._listed_ns = changed_ns
         self._finished &= found.keys()
         new = sorted(found.keys() - self._tails.keys() - self._finished)
@@ -426,12 +427,24 @@ class _Followed:
             tail.is_gone = True
             return b""
         except OSError:
-            tail.is_gone = True
-            self._missed_segments += 1
-            return b""
+            return self._of_columns(tail, count)
         count(part.read_bytes)
         tail.inode = part.inode
         return tail.take(part.content, is_closed=is_closed)
+
+    def _of_columns(self, tail: _SegmentTail, count: Callable[[int], None]) -> bytes:
+        """Return what follows in a segment that is no file any more: it was replaced by columns, or dropped."""
+        try:
+            content = self.process.packed.read(tail.path.name)
+        except packed.DamagedError:
+            self.process.damaged_segments += 1
+        except OSError:
+            self._missed_segments += 1
+        else:
+            count(len(content))
+            return tail.take(content[tail.at :], is_closed=True)
+        tail.is_gone = True
+        return b""
 
     def _of_brief(self, tail: _SegmentTail, content: bytes) -> bytes:
         """Return what a segment that was made brief has behind what was read before that."""

@@ -279,6 +279,23 @@ REMOVED = record(
 )
 """What was removed from a segment, or of several steps together: see `read/removed.py`."""
 
+_PLACE = record(
+    {
+        "segment": Field(text),
+        "bytes": Field(_size),
+        "crc32": Field(whole(0, 2**32 - 1)),
+        "at": Field(_size),
+        "packed": Field(_size),
+        "lacks": REMOVED,
+    }
+)
+
+COLUMNS = record({"kind": Field(text), "format": Field(_count), "segments": Field(many(_PLACE))})
+"""The first line of a file with the columns of segments: see `read/packed.py`."""
+
+COLLECTED = record({"host": Field(text), "steps": Field(text)})
+"""Which steps of a host were collected whole."""
+
 ENDING = record({"exit_code": Field(whole(-(2**31), 2**31)), "interrupted_by": Field(maybe(whole(1, 128)))})
 
 UNTRACED = record({"pid": _count, "command": many(text), "reason": text, "missed": truth})

@@ -5,12 +5,13 @@ Reading is streamed: a reader holds one segment and the open spans, whatever the
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -22,7 +23,7 @@ from rltrace.events import AUTOMATIC, MARKED_SINCE, SAMPLER, STEP, VERSION, Args
 from rltrace.host import clock, regular_file
 from rltrace.host.clock import Domain
 from rltrace.limits import LIMITS, Limits
-from rltrace.read import alignment, archive, ending, engines, gate, order, removed, unmarked
+from rltrace.read import alignment, archive, ending, engines, gate, order, packed, removed, unmarked
 from rltrace.read.alignment import Alignment
 from rltrace.read.crossing import Crossing
 from rltrace.read.ending import Ending
@@ -50,6 +51,9 @@ MOST_MERGED = 1000
 
 MOST_NAMES = 20_000
 """How many names of spans a reader remembers something about."""
+
+FILES = (".jsonl", ".u64", ".seg", packed.SUFFIX)
+"""Endings of the files of a process."""
 
 GIVE = "; give the folder that `rltrace exec` or `run` named"
 
@@ -205,10 +209,13 @@ class Recording:
 
     @cached_property
     def brief_steps(self) -> frozenset[int]:
-        """Return the steps of which something was removed to keep to a disk budget."""
-        groups = {(group.first_step, group.last_step) for process in self.processes for group in process.removed.totals}
-        known = [(first, last) for first, last in groups if first is not None and last is not None]
-        return frozenset(step for first, last in known for step in range(first, min(last, first + MOST_MERGED) + 1))
+        """Return the steps of which something was removed to keep to a disk budget, or left on its host."""
+        return _steps_of(group for process in self.processes for group in process.removed.totals)
+
+    @cached_property
+    def left_steps(self) -> frozenset[int]:
+        """Return the steps of which something was left on its host when the Recording was collected."""
+        return _steps_of(group for process in self.processes for group in process.removed.left)
 
     @property
     def is_live(self) -> bool:
@@ -264,7 +271,7 @@ class Recording:
         above = self.folder / manifest.PROCESSES
         yield from [folder for folder in (above, *above.glob("*")) if folder.is_symlink()]
         for folder in self._folders:
-            yield from [file for file in folder.iterdir() if file.suffix in (".jsonl", ".u64", ".seg")]
+            yield from [file for file in folder.iterdir() if file.suffix in FILES]
 
     @property
     def untraced(self) -> list[dict[str, Any]]:
@@ -291,6 +298,13 @@ class Recording:
         """Return how many events could not be written, over all processes."""
         unreadable = sum(process.records for process in self.unidentified)
         return unreadable + sum(process.lost_events for process in self.processes)
+
+
+def _steps_of(groups: Iterable[removed.Group]) -> frozenset[int]:
+    """Return the steps that totals are of."""
+    pairs = {(group.first_step, group.last_step) for group in groups}
+    known = [(first, last) for first, last in pairs if first is not None and last is not None]
+    return frozenset(step for first, last in known for step in range(first, min(last, first + MOST_MERGED) + 1))
 
 
 class Ranks(NamedTuple):
@@ -407,6 +421,8 @@ class Process:
         `events`. Empty if segments had no checksums yet."""
         self.has_checksums = False
         self._unfit_fields = 0
+        self.packed = packed.Store(folder, limits)
+        """Its segments that were replaced by compressed columns."""
         self._seals: dict[str, checksum.Sum] = {}
         """Checksums of segments that are full or closed."""
         self._dropped: dict[str, bool] = {}
@@ -430,7 +446,7 @@ class Process:
     def is_identified(self) -> bool:
         """Return whether we know when it recorded, and by which clock; for one without events, because it said so."""
         known = {"start_ns", "boot_id"} <= self.identity.keys()
-        return known and (self._has_said_who or any(self.folder.glob("*.seg")))
+        return known and (self._has_said_who or bool(self.segment_names))
 
     @cached_property
     def records(self) -> int:
@@ -619,10 +635,44 @@ class Process:
     def _inside(self, events: Iterator[Event]) -> Iterator[Event]:
         return events if self._cut.windows is None else map(self._numbered, inside(events, self._cut.windows))
 
-    def segments(self) -> Iterator[Segment]:
-        """Yield its segments in order, and count what is not as it was written, as `events` does."""
+    @property
+    def segment_names(self) -> list[str]:
+        """Return the names of its segments, whether they are files or columns now, in order."""
+        return sorted({path.name for path in self.folder.glob("*.seg")} | self.packed.look().keys())
+
+    def segment_bytes(self) -> int:
+        """Return how many bytes its segments have, or had before they were replaced by columns."""
+        sizes = {name: place.sum.size_bytes for name, place in self.packed.look().items()}
+        sizes |= {path.name: path.stat().st_size for path in self.folder.glob("*.seg")}
+        return sum(sizes.values())
+
+    def segment(self, name: str) -> bytes:
+        """Return the content of a segment, from its file or from columns.
+
+        Raises:
+            RefusedError: its file is no regular one, or too large.
+            DamagedError: its columns are damaged.
+            OSError: it cannot be read, because it was dropped for example.
+        """
+        try:
+            return regular_file.read(self.folder / name, self.limits)
+        except FileNotFoundError:
+            return self.packed.read(name)
+
+    def segments(self, known: Set[str] = frozenset(), *, closed_first: bool = False) -> Iterator[Segment]:
+        """Yield its segments in order, and count what is not as it was written, as `events` does.
+
+        Args:
+            known: Names of segments that are left out.
+            closed_first: Those that nobody has closed come last. The segments of a thread stay in their order.
+        """
         self._forget_losses()
-        return EventReader(self, self.types).segments()
+        return EventReader(self, self.types).segments(known, closed_first=closed_first)
+
+    @property
+    def unfit_fields(self) -> int:
+        """Return how many fields of its lines were left out because they cannot be right."""
+        return self._unfit_fields
 
     def _forget_losses(self) -> None:
         self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
@@ -662,8 +712,9 @@ class Process:
     def has_steps(self) -> bool:
         """Return whether it recorded a step itself, without decoding anything else."""
         look = StepRecords(self.typed(STEP))
-        for path in sorted(self.folder.glob("*.seg")):
-            look.through(_content(path, self.limits))
+        for name in self.segment_names:
+            with contextlib.suppress(OSError):
+                look.through(self.segment(name))
             if look.spans:
                 return True
         return False
@@ -837,6 +888,8 @@ class Process:
 
     def check_all_there(self, names: Iterable[str]) -> None:
         """Count the segments that were closed and are missing, apart from those that were dropped."""
+        if not self.has_checksums:  # otherwise each segment that is missing counts
+            self.damaged_segments += len(self.packed.damaged)
         if self.is_alive:  # one may have been dropped a moment ago
             return
         missing = self.closed_segments - set(names)
@@ -866,6 +919,8 @@ class Segment(NamedTuple):
     """From when to when its records can have been written."""
     sound: list[list[Any]] | None = None
     """Its records in order, if some are not."""
+    name: str = ""
+    """Of the file."""
 
 
 def _nothing() -> None: ...
@@ -921,14 +976,15 @@ class EventReader:
             yield span
         self.process.orphans += len(self.early_ends)
 
-    def segments(self) -> Iterator[Segment]:
-        """Yield the segments that can be read."""
-        paths = sorted(self.process.folder.glob("*.seg"))
-        for path in paths:
-            segment = self._content(path)
+    def segments(self, known: Set[str] = frozenset(), *, closed_first: bool = False) -> Iterator[Segment]:
+        """Yield the segments that can be read, without those that are known."""
+        names = self.process.segment_names
+        order = sorted(names, key=lambda name: self.process.seal(name) is None) if closed_first else names
+        for name in order:
+            segment = self._content(name) if name not in known else None
             if segment is not None:
-                yield segment
-        self.process.check_all_there(path.name for path in paths)
+                yield segment._replace(name=name)
+        self.process.check_all_there(names)
 
     def resume(self, spans: Iterable[Span]) -> None:
         """Go on where these spans are open, by when they began."""
@@ -951,7 +1007,7 @@ class EventReader:
         """
         open_spans, stacks, crossings = self.open, self.stacks, self.crossings
         leave_out_unfit = gate.leave_out_unfit
-        data, first_ns, last_ns, sound = segment
+        data, first_ns, last_ns, sound, _ = segment
         self.first_ns, self.last_ns, checks = first_ns, last_ns, self.checks
         decoded = self._decoded(data, self._damaged)
         if sound is not None:
@@ -1018,16 +1074,19 @@ class EventReader:
         read = self.readers.get((*map(type, unmarked),))
         return self._typed(*record) if read is None else read(*unmarked[:-1], unmarked is not record)
 
-    def _content(self, path: Path) -> Segment | None:
-        """Return a segment; None if it is refused, or gone."""
+    def _content(self, name: str) -> Segment | None:
+        """Return a segment; None if it is refused, or gone, or its columns are damaged."""
         try:
-            data = regular_file.read(path, self.process.limits)
+            data = self.process.segment(name)
         except regular_file.RefusedError:
             self._damaged()
             return None
+        except packed.DamagedError:
+            self.process.damaged_segments += 1
+            return None
         except OSError:  # dropped a moment ago
             return None
-        if self.process.check_segment(path.name, data):
+        if self.process.check_segment(name, data):
             return Segment(data, 0, gate.MOST_NS)
         return self._unvouched(data)
 

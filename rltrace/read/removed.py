@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rltrace.host import regular_file
 from rltrace.host.interruption import own_failure
 from rltrace.limits import LIMITS, Limits
-from rltrace.read import gate
+from rltrace.read import gate, packed
 from rltrace.record import checksum
 
 FILE = "removed.jsonl"
@@ -57,9 +58,11 @@ class Removed(NamedTuple):
     segments: dict[str, list[checksum.Sum]]
     """How each segment is that lacks something, by its name; the last form is the newest."""
     damaged_lines: int
+    left: Totals
+    """Those of the totals whose spans are still on the process's host, from where they were not collected."""
 
 
-NOTHING = Removed({}, 0, 0, {}, 0)
+NOTHING = Removed({}, 0, 0, {}, 0, {})
 
 
 def read(folder: Path, limits: Limits = LIMITS) -> Removed:
@@ -67,32 +70,52 @@ def read(folder: Path, limits: Limits = LIMITS) -> Removed:
     try:
         content = regular_file.read(folder / FILE, limits)
     except own_failure(OSError):
+        content = b""
+    places = packed.Store(folder, limits).look()
+    if not content and not any(place.lacks for place in places.values()):
         return NOTHING
     found = gate.lines(content).fitting(gate.REMOVED)
-    counting = holding(folder, found.values)
+    counting = holding(folder, found.values, {name: place.sum.size_bytes for name, place in places.items()})
+    lacking = {name: place for name, place in places.items() if place.lacks and not (folder / name).exists()}
+    counting += [place.lacks for place in lacking.values()]
     totals: Totals = {}
     segments: dict[str, list[checksum.Sum]] = {}
     for line in found.values:
         if "segment" in line:
             segments.setdefault(line["segment"], []).append(checksum.Sum(line["bytes"], line["crc32"]))
+    for name, place in lacking.items():
+        segments.setdefault(name, []).append(place.sum)
     for of_segment in counting:
         add(totals, totals_of(of_segment))
     samples, flows = (sum(line[what] for line in counting) for what in ("samples", "flows"))
-    return Removed(totals, samples, flows, segments, found.damaged)
+    left = merged(totals_of(place.lacks) for place in lacking.values())
+    return Removed(totals, samples, flows, segments, found.damaged, left)
 
 
-def holding(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the lines that hold: all but the last one about a segment that is not as it says."""
+def holding(
+    folder: Path, lines: Sequence[Mapping[str, Any]], sizes: Mapping[str, int] = MappingProxyType({})
+) -> list[Mapping[str, Any]]:
+    """Return the lines that hold: all but the last one about a segment that is not as it says.
+
+    Args:
+        folder: The process's.
+        lines: In the order in which they were written.
+        sizes: Bytes of each segment that is columns now.
+    """
     last = {line["segment"]: place for place, line in enumerate(lines) if "segment" in line}
-    return [line for place, line in enumerate(lines) if last.get(line.get("segment")) != place or _holds(folder, line)]
+    return [
+        line
+        for place, line in enumerate(lines)
+        if last.get(line.get("segment")) != place or _holds(folder, line, sizes)
+    ]
 
 
-def _holds(folder: Path, line: Mapping[str, Any]) -> bool:
+def _holds(folder: Path, line: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
     """Return whether a segment is as a line says: it lacks what the line counts."""
     try:
         return bool((folder / line["segment"]).stat().st_size == line["bytes"])
     except own_failure(FileNotFoundError):
-        return True
+        return bool(sizes.get(line["segment"], line["bytes"]) == line["bytes"])
     except own_failure(OSError):
         return False
 

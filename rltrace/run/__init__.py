@@ -3,8 +3,9 @@
 In: a command and the folder to record in. Out: the same command, traced, with its exit code and signals untouched. The
 Recording also gets what no traced process can say itself: how each process ended (`supervisor.py`), what hosts and GPUs
 were doing (`sampler.py`, `host_usage.py`), which processes were not traced (`untraced.py`), and the clocks and segments
-of other hosts (`nodes.py`, `process_files.py`, `collection.py`). `group_watcher.py` tells the
-supervisor which signals went to the whole process group.
+of other hosts (`nodes.py`, `process_files.py`, `collection.py`), or of some steps only (`abridgement.py`). When it is
+over, `compaction.py` makes it a tenth as large. `group_watcher.py` tells the supervisor which signals went to the whole
+process group.
 
 `sampler.py`, `cluster_sidecar.py`, `live_export.py` and `step_totals.py` (for trackers) run as processes of their own,
 so that no thread of a traced program waits for us. `sidecar.py` starts and ends such a process. `doctor.py` checks a

@@ -10,6 +10,7 @@ import bisect
 import enum
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgpack
@@ -33,6 +34,7 @@ from rltrace.events import (
 from rltrace.read.order import unmarked
 from rltrace.read.recording import TypedSpan
 from rltrace.read.removed import Group, Total, Totals
+from rltrace.read.window import Windows
 
 STAYING = frozenset(
     {
@@ -103,8 +105,11 @@ class _Begun(NamedTuple):
 class _Pass:
     """One pass over the records of a segment."""
 
-    def __init__(self, types: Mapping[int, TypedSpan], steps: Steps, until_ns: int, form: Form) -> None:
+    def __init__(
+        self, types: Mapping[int, TypedSpan], steps: Steps, until_ns: int, form: Form, whole: Windows = ()
+    ) -> None:
         self.types, self.steps, self.until_ns, self.form = types, steps, until_ns, form
+        self.whole = whole
         self.gone: set[int] = set()
         """Places of records that go."""
         self.totals: Totals = {}
@@ -131,6 +136,11 @@ class _Pass:
         elif size > 4:
             self._typed(place, plain)
 
+    def _is_brief(self, start_ns: int, end_ns: int) -> bool:
+        """Return whether what was then is made brief: it is no part of a window that stays whole."""
+        place = bisect.bisect_right(self.whole, end_ns, key=_begin_ns) - 1
+        return end_ns <= self.until_ns and (place < 0 or self.whole[place][1] <= start_ns)
+
     def _saw(self, *times_ns: int) -> None:
         self.first_ns, self.last_ns = min(self.first_ns, *times_ns), max(self.last_ns, *times_ns)
 
@@ -148,7 +158,7 @@ class _Pass:
         start_ns, end_ns, late = plain[0], plain[1], plain[2]
         self._saw(start_ns, end_ns)
         begun = self.begun.pop(start_ns, None)
-        if end_ns > self.until_ns:
+        if not self._is_brief(start_ns, end_ns):
             return
         if begun is not None and not self._stays(begun.name, {**begun.args, **(late or {})}):
             self.gone |= {begun.place, place}
@@ -157,7 +167,7 @@ class _Pass:
     def _finished(self, place: int, plain: list[Any], *, is_automatic: bool) -> None:
         name, _, start_ns, end_ns, args, _ = plain
         self._saw(start_ns, end_ns)
-        if end_ns <= self.until_ns and not self._stays(name, args or {}):
+        if self._is_brief(start_ns, end_ns) and not self._stays(name, args or {}):
             self.gone.add(place)
             self._count(name, args or {}, is_automatic, start_ns, end_ns)
 
@@ -173,12 +183,12 @@ class _Pass:
         self.totals[group] = one if known is None else known + one
 
     def _flow(self, place: int, at_ns: int) -> None:
-        if at_ns <= self.until_ns:
+        if self._is_brief(at_ns, at_ns):
             self.gone.add(place)
             self.flows += 1
 
     def _sample(self, place: int, name: str, at_ns: int) -> None:
-        if at_ns > self.until_ns:
+        if not self._is_brief(at_ns, at_ns):
             return
         if self.form is Form.TOTALS:
             self.gone.add(place)
@@ -199,7 +209,17 @@ class _Pass:
         return name in (RAY_CALL, RAY_SUBMIT) and str(args.get("method")).rpartition(".")[2] == SERVED
 
 
-def brief(content: bytes, types: Mapping[int, TypedSpan], steps: Steps, until_ns: int, form: Form) -> Brief:
+_begin_ns = itemgetter(0)
+
+
+def brief(
+    content: bytes,
+    types: Mapping[int, TypedSpan],
+    steps: Steps,
+    until_ns: int,
+    form: Form,
+    whole: Windows = (),
+) -> Brief:
     """Return what is left of a segment without the spans that ended until a time, and without most samples and arrows.
 
     Args:
@@ -208,11 +228,12 @@ def brief(content: bytes, types: Mapping[int, TypedSpan], steps: Steps, until_ns
         steps: Of the run, by the clock of its process.
         until_ns: The last instant that is made brief.
         form: What stays.
+        whole: Windows of which everything stays, in order.
 
     Raises:
         DamagedError: it is not sound, so that nobody can say what would go.
     """
-    made = _Pass(types, steps, until_ns, form)
+    made = _Pass(types, steps, until_ns, form, whole)
     ends = _places(content, made)
     kept = [content[begin:end] for place, (begin, end) in enumerate(pairwise([0, *ends])) if place not in made.gone]
     return Brief(b"".join(kept), made.totals, made.samples, made.flows, made.first_ns, made.last_ns)

@@ -3,21 +3,38 @@ else."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
+from rltrace.analysis.clocks import TimeLine
+from rltrace.analysis.step_times import step_times
 from rltrace.errors import RecordingError
 from rltrace.host import regular_file
 from rltrace.host.clock import Domain
-from rltrace.read import alignment
+from rltrace.read import alignment, gate
 from rltrace.read.recording import Process, Recording
-from rltrace.record import allocation_steps
+from rltrace.read.selection import written
+from rltrace.record import allocation_steps, checksum
 from rltrace.record.manifest import LINES, PROCESSES, UNTRACED
-from rltrace.run.nodes import NodeError, Nodes
+from rltrace.record.step_numbers import Numbers, numbers
+from rltrace.run.abridgement import StepRow, abridge, by_clock
+from rltrace.run.nodes import Node, NodeError, Nodes
 from rltrace.run.process_files import ProcessFiles, content, digest, is_sound
+
+EVERYTHING_BYTES = 1 << 30
+"""If the segments of all other hosts have more bytes, everything is brought of the last steps only, about so many bytes
+of it."""
+
+CHOSEN_FILE = "collected.jsonl"
+"""Which steps of each host are in the Recording whole."""
+
+Wanted = Numbers | Literal["all"] | None
+"""Steps to bring whole; None: all if they are few bytes, else the last ones."""
 
 SHARED_LINES = (UNTRACED, allocation_steps.FILE)
 """Files of a Recording to which every process may append lines."""
@@ -31,6 +48,8 @@ class Collected:
     size_bytes: int = 0
     hosts: set[str] = field(default_factory=set)
     """Hosts besides the Recording's own on which something was recorded."""
+    left: list[str] = field(default_factory=list)
+    """One line per host of which only totals and some steps are here: what was left, and where."""
     failures: list[str] = field(default_factory=list)
     """One line per failure: a node that is gone, or a process whose folder holds another process here."""
 
@@ -59,20 +78,62 @@ class Source(Protocol):
 # ---- from the nodes of a cluster --------------------------------------------------------------------------------
 
 
-def collect(recording: Path, nodes: Nodes) -> Collected:
+def collect(recording: Path, nodes: Nodes, steps: Wanted = None) -> Collected:
     """Fetch from every node what is new there; what a node has lost since is kept here.
 
     The Recording is valid at every moment: whole files replace their own earlier states, and nothing is deleted.
+
+    Args:
+        recording: Folder of the Recording.
+        nodes: Of the cluster.
+        steps: Which steps of other nodes are fetched whole.
     """
     done = Collected()
+    sizes: dict[Node, int] = {}
     for node in nodes.alive():
         try:
+            sizes[node] = node.segment_bytes()
+        except NodeError as error:
+            done.failures.append(f"{error}; {_MISSING}")
+    chosen, rows = None, list[StepRow]()
+    if steps != "all" and (steps is not None or sum(sizes.values()) > EVERYTHING_BYTES):
+        here = Recording.open(recording)
+        rows = [] if any(process.infers for process in here.processes) else _steps(here)
+        chosen = choose(steps, [row.number for row in rows], sum(sizes.values()))
+        if not rows:
+            done.left.append("everything was brought, because no process says when the steps were")
+    for node, size_bytes in sizes.items():
+        try:
+            if chosen is not None and size_bytes:
+                _abridge(node, recording, rows, chosen, size_bytes, done)
             _collect(recording / PROCESSES, node, done)
+            if chosen is not None:
+                node.forget()
         except NodeError as error:
             done.failures.append(f"{error}; {_MISSING}")
     for node in nodes.lost():
         done.failures.append(f"node {node.host}: gone; {_MISSING}")
     return done
+
+
+def _abridge(
+    node: Node, recording: Path, steps: Sequence[StepRow], chosen: Numbers, size_bytes: int, done: Collected
+) -> None:
+    """Have a node give columns of its processes in which only chosen steps are whole."""
+    home = Recording.open(recording).own_domain
+    known = alignment.read(recording, home).get(node.domain) if home and node.domain else None
+    if known is None and node.domain != home:
+        done.left.append(f"{node.host}: everything was brought, because nobody read its clock")
+        return
+    own_ns = known.undone_ns if known is not None else int
+    rows = [
+        StepRow(step.number, own_ns(step.start_ns), None if step.end_ns is None else own_ns(step.end_ns))
+        for step in steps
+    ]
+    chosen = remember(recording, node.host, chosen)
+    here = {folder.name: sorted(files_here(folder)) for folder in (recording / PROCESSES).iterdir()}
+    where = node.abridge(rows, str(chosen), here)
+    done.left.append(_left(node.host, where, chosen, size_bytes))
 
 
 _MISSING = "what it recorded since the last collection is missing here"
@@ -82,12 +143,17 @@ _MISSING = "what it recorded since the last collection is missing here"
 
 
 def bring_together(
-    recordings: Sequence[Recording], *, unknown_clocks: bool = False, unrelated: bool = False
+    recordings: Sequence[Recording],
+    *,
+    steps: Wanted = None,
+    unknown_clocks: bool = False,
+    unrelated: bool = False,
 ) -> tuple[Recording, Collected]:
     """Bring what several hosts recorded together in the one of their Recordings by whose clock the others were read.
 
     Args:
         recordings: One or more of each host, in any order.
+        steps: Which steps of the other hosts are brought whole.
         unknown_clocks: Take those too whose clocks nobody read; without a clock to begin with, the first one is it.
         unrelated: Take those too that are of another run, as far as one can tell.
 
@@ -116,12 +182,114 @@ def bring_together(
     if into.folder != into.path:
         raise RecordingError(f"{into.path}: an archive, which is read-only; unpack it and give the folder")
     done = Collected()
-    for recording in recordings:
-        if recording is not into:
-            _collect(into.path / PROCESSES, _Folder(recording), done)
-            for name in SHARED_LINES:
-                _merge_lines(recording.folder / name, into.path / name)
+    others = [recording for recording in recordings if recording is not into]
+    rows = next(filter(None, map(_steps, (into, *others))), [])
+    chosen = choose(steps, [row.number for row in rows], sum(map(_size_bytes, others)))
+    for recording in others:
+        _bring(recording, into, rows, chosen, done)
+        for name in SHARED_LINES:
+            _merge_lines(recording.folder / name, into.path / name)
     return into, done
+
+
+def _bring(
+    recording: Recording, into: Recording, steps: Sequence[StepRow], chosen: Numbers | None, done: Collected
+) -> None:
+    """Bring what one host recorded, or of all but chosen steps only totals and what figures are made of."""
+    folder, host = into.path / PROCESSES, _Folder(recording).host
+    if chosen is not None and any(process.infers and not process.run_has_steps() for process in recording.processes):
+        done.left.append(f"{host}: everything was brought, because its steps are inferred from all that ran")
+        chosen = None
+    if chosen is None:
+        _collect(folder, _Folder(recording), done)
+        return
+    chosen = remember(into.path, host, chosen)
+    with tempfile.TemporaryDirectory(prefix=".collecting-", dir=into.path) as made:
+        for process in recording.processes:
+            own = by_clock(steps, _own_clock(process, into))
+            abridge(process, own, chosen, Path(made) / process.key, files_here(folder / process.key))
+        _collect(folder, _Made(Path(made), host), done)
+    done.left.append(_left(host, str(recording.path), chosen, _size_bytes(recording)))
+
+
+class _Made(ProcessFiles):
+    """What was made of the processes of a host, as a source."""
+
+    def __init__(self, folder: Path, host: str) -> None:
+        super().__init__(folder)
+        self.host = host
+
+
+def _left(host: str, where: str, chosen: Numbers, size_bytes: int) -> str:
+    return (
+        f"{host}: steps {chosen} are here whole; of all others, what figures are made of and totals by name. All "
+        f"{size_bytes:,} bytes are in {where}; --steps brings more of them"
+    )
+
+
+def _steps(recording: Recording) -> list[StepRow]:
+    return [StepRow(step.number, step.start_ns, step.end_ns) for step in step_times(recording)]
+
+
+def _size_bytes(recording: Recording) -> int:
+    return sum(process.segment_bytes() for process in recording.processes)
+
+
+def _own_clock(process: Process, into: Recording) -> Callable[[int], int]:
+    """Return what gives the time of a process's own clock at a time of the Recording to collect into."""
+    home = into.time_domain
+    if process.clock_domain == home:
+        return lambda time_ns: time_ns
+    known = alignment.read(into.folder, home).get(process.clock_domain) if home else None
+    if known is not None:
+        return known.undone_ns
+    said = process.identity
+    ahead_ns = TimeLine(into).unix_offset_ns - int(said.get("realtime_ns", 0)) + int(said.get("monotonic_ns", 0))
+    return lambda time_ns: time_ns + ahead_ns
+
+
+# ---- how much ---------------------------------------------------------------------------------------------------
+
+
+def choose(wanted: Wanted, existing: Sequence[int], size_bytes: int) -> Numbers | None:
+    """Return which steps are brought whole; None if everything is brought.
+
+    Args:
+        wanted: What the user asked for.
+        existing: Numbers of the steps that there are, in order.
+        size_bytes: Bytes of segments on all other hosts.
+    """
+    if wanted == "all" or not existing:
+        return None
+    if wanted is not None:
+        return wanted
+    if size_bytes <= EVERYTHING_BYTES:
+        return None
+    last = max(1, len(existing) * EVERYTHING_BYTES // size_bytes)
+    return numbers(written(existing[-last:]))
+
+
+def remember(recording: Path, host: str, chosen: Numbers) -> Numbers:
+    """Write down which steps of a host are brought whole, and return them with those that were so before: nothing
+    that is here goes."""
+    path = recording / CHOSEN_FILE
+    try:
+        lines = gate.lines(regular_file.read(path)).fitting(gate.COLLECTED).values
+    except FileNotFoundError:
+        lines = []
+    before = [numbers(line["steps"], has_periods=True) for line in lines if line["host"] == host]
+    ranges = dict.fromkeys(one for some in (chosen, *before) for one in some.ranges)
+    periods = dict.fromkeys(one for some in (chosen, *before) for one in some.periods)
+    together = Numbers(tuple(sorted(ranges)), tuple(sorted(periods)))
+    line = checksum.signed(json.dumps({"host": host, "steps": str(together)})) + "\n"
+    with path.open("a") as file:
+        file.write(line)
+    return together
+
+
+def files_here(folder: Path) -> frozenset[str]:
+    """Return the names of a process's segments that are files here: those are brought whole."""
+    return frozenset(path.name for path in folder.glob("*.seg"))
 
 
 class _Folder(ProcessFiles):

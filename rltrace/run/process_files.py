@@ -6,6 +6,7 @@ from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 
 from rltrace.host import regular_file
+from rltrace.read.packed import Store
 
 
 class ProcessFiles:
@@ -25,9 +26,19 @@ class ProcessFiles:
 
 
 def content(path: Path) -> bytes:
-    """Return the content of a file of a process; of a segment, only what was written into it."""
-    data = regular_file.read(path)
-    return data.rstrip(b"\0") if path.suffix == ".seg" else data  # a record never ends in a zero
+    """Return the content of a file of a process; of a segment, only what was written into it.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        OSError: it cannot be read.
+    """
+    if path.suffix != ".seg":
+        return regular_file.read(path)
+    try:
+        data = regular_file.read(path)
+    except FileNotFoundError:  # it is columns now, or was dropped
+        data = Store(path.parent).read(path.name)
+    return data.rstrip(b"\0")  # a record never ends in a zero
 
 
 def digest(data: bytes) -> str:

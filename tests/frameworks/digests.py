@@ -23,6 +23,7 @@ from rltrace import plugins
 from rltrace.hooks import binding
 from rltrace.hooks.patching import PatchSet
 from rltrace.hooks.sources import Parameters, digest
+from rltrace.instrument.vllm import speculation
 
 FILE = Path(binding.__file__).with_name("digests.json")
 
@@ -38,12 +39,20 @@ def read_all(releases: Releases) -> dict[str, Any]:
     parameters: dict[str, Any] = {}
     for name in plugins.INSTRUMENTATIONS:
         patches = releases.hooks(name)
+        if name == "vllm":
+            name_possible_drafts(patches)
         for hook in patches.hooks:
             if releases.has(_package(hook.target)):
                 digests |= digests_of(releases, (hook.target, *patches.reads.get(hook.target, ())))
                 if found := parameters_read(releases, patches, hook.target):
                     parameters.setdefault(name, {})[hook.target] = found
     return {"versions": dict(releases.versions), "digests": dict(sorted(digests.items())), "parameters": parameters}
+
+
+def name_possible_drafts(patches: PatchSet) -> None:
+    """Name the hooks on what vLLM may guess by: in a run, only that on what it does guess by is named."""
+    for target in speculation.SPECULATORS:
+        speculation.name_draft_hook(patches, target)
 
 
 def digests_of(releases: Releases, names: tuple[str, ...]) -> dict[str, str | None]:

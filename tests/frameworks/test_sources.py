@@ -18,10 +18,12 @@ from release import Releases, releases_in
 
 from rltrace import plugins
 from rltrace.hooks.sources import Parameters, Source
-from rltrace.hooks.versions import unmet_support
+from rltrace.hooks.versions import package_with, unmet_support
 from rltrace.instrument.sglang import control
 from rltrace.instrument.sglang import scheduler as sglang
+from rltrace.instrument.sglang.speculation import RIGHT
 from rltrace.instrument.vllm.engine import SCHEDULER
+from rltrace.instrument.vllm.speculation import SPECULATORS
 
 IN_C = ("torch.distributed.distributed_c10d:ProcessGroup.", "torch.distributed:_Backend.")
 """Targets that have no source."""
@@ -37,7 +39,7 @@ NOT_YET = {
 def package_of(name: str) -> str | None:
     """The package that an instrumentation is about; None if it is ours or Python's."""
     supports = plugins.load(plugins.INSTRUMENTATIONS[name]).supports
-    package = supports[0].split()[0] if supports else ""
+    package = package_with(supports[0].split()[0]) if supports else ""
     return package if package in RELEASES else None
 
 
@@ -141,6 +143,39 @@ def test_vllm_says_who_is_preempted(version: str, release) -> None:
     assert named == (Version(version).release >= (0, 12))
     scheduler = ast.unparse(source.find(SCHEDULER))
     assert ("preempted_req_ids=" if named else "status = RequestStatus.PREEMPTED") in scheduler
+
+
+def methods_that_guess(folder: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """What the newer model runner of a release of vLLM may guess by, as targets, with their definitions."""
+    for file in sorted(folder.glob("vllm/v1/worker/gpu/spec_decode/**/*.py")):
+        module = ".".join(file.relative_to(folder).with_suffix("").parts)
+        for owner in ast.parse(file.read_text()).body:
+            for method in owner.body if isinstance(owner, ast.ClassDef) else ():
+                is_guess = isinstance(method, ast.FunctionDef) and method.name == "propose"
+                if is_guess and "abstractmethod" not in map(ast.unparse, method.decorator_list):
+                    yield f"{module}:{owner.name}.propose", method
+
+
+@pytest.mark.parametrize("version", RELEASES["vllm"])
+def test_vllm_says_of_what_it_guesses(version: str, sources: Path) -> None:
+    """A guess of the newer model runner says whether it is about nothing, since a warm-up makes such guesses."""
+    found = dict(methods_that_guess(sources / f"vllm-{version}"))
+    assert bool(found) == (Version(version).release >= (0, 12))
+    for target, method in found.items():
+        assert ("dummy_run" in Parameters.of(method).by_place) == (Version(version).release >= (0, 17)), target
+
+
+def test_every_speculator_is_known(sources: Path) -> None:
+    """Of the last release of vLLM all that it may guess by has a digest."""
+    assert set(dict(methods_that_guess(sources / f"vllm-{RELEASES['vllm'][-1]}"))) == set(SPECULATORS)
+
+
+@pytest.mark.parametrize("version", RELEASES["sglang"])
+def test_sglang_counts_right_guesses(version: str, release) -> None:
+    """A request of SGLang counts its right guesses by one of the known names, or by none in the first releases."""
+    source = release("sglang", version).source
+    there = [name for name in RIGHT if source.has_attribute(f"sglang.srt.managers.schedule_batch:Req.{name}")]
+    assert len(there) == (Version(version).release >= (0, 5, 9))
 
 
 def test_moved_target_is_missed(release) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from framework_runs import TIMEOUT_SECONDS, result, result_of_bare, run_contracts, trace
 
+from rltrace.analysis.phases import IDLE, UNLABELLED
 from rltrace.analysis.summary import summarize
 
 pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS)
@@ -68,7 +69,7 @@ def test_summary_shows_every_phase_of_every_step(traced):
     # Every batch is used for two steps (num_iterations): the first and the third make one.
     for step, makes_batch in zip(steps, (True, False, True), strict=True):
         seconds = {name: share.seconds for name, share in step.phases.items() if share.seconds}
-        assert set(seconds) - {"idle"} == set(PHASES if makes_batch else ["actor.update"])
+        assert set(seconds) - {IDLE, UNLABELLED} == set(PHASES if makes_batch else ["actor.update"])
         assert sum(seconds.values()) == pytest.approx(step.seconds)
 
 

@@ -18,10 +18,10 @@ from rltrace_reference.reaper import processes_of
 pytestmark = pytest.mark.run
 
 
-@pytest.fixture(params=[2])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run of two ranks, or as many as the test says, in the middle of its steps."""
-    process = runs.start(runs.write_config(tmp_path, ranks=request.param, steps=1000, **runs.QUICK))
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run of one rank in the middle of its steps; one of two is in tests/cli/test_cli_run.py."""
+    process = runs.start(runs.write_config(tmp_path, ranks=1, steps=1000, **runs.TINY))
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("step   1"):
@@ -29,9 +29,6 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.P
     yield process
     process.kill()
     process.communicate()
-
-
-one_rank = pytest.mark.parametrize("run", [1], indirect=True)
 
 
 def children(run: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -58,7 +55,6 @@ def test_killed_worker_is_named(run: subprocess.Popen[str]) -> None:
     check_it_is_named("worker", victim, run, how=r"killed (by SIGKILL|or crashed)")
 
 
-@one_rank
 def test_killed_engine_is_named(run: subprocess.Popen[str]) -> None:
     """A stopped engine that is then killed while the driver waits is named."""
     victim = engines(run)[0]
@@ -74,11 +70,10 @@ def check_it_is_named(role: str, victim: psutil.Process, run: subprocess.Popen[s
     _, errors = run.communicate(timeout=30)
     assert run.returncode == 4
     (line,) = errors.splitlines()
-    assert re.fullmatch(rf"rltrace: {role} of rank [01] \(pid {victim.pid}\) died: {how}", line)
+    assert re.fullmatch(rf"rltrace: {role} of rank 0 \(pid {victim.pid}\) died: {how}", line)
     wait_until_gone(others, seconds=10)
 
 
-@one_rank
 def test_a_killed_driver_leaves_nobody_behind(run: subprocess.Popen[str]) -> None:
     others = children(run)
     assert len(engines(run)) == len(workers(run)) == 1
@@ -90,7 +85,6 @@ def test_a_killed_driver_leaves_nobody_behind(run: subprocess.Popen[str]) -> Non
     assert not folder.exists()
 
 
-@one_rank
 def test_told_driver_ends_quietly(run: subprocess.Popen[str]) -> None:
     """A driver that is told to end does so quietly, also in the middle of a wait.
 
@@ -127,7 +121,7 @@ def test_lost_weights_name_the_tensor(tmp_path: Path, monkeypatch: pytest.Monkey
     """A run whose weights did not arrive ends with one line that names the tensor."""
     (tmp_path / "sitecustomize.py").write_text(HOLD_ONE_BACK)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    run = runs.start(runs.write_config(tmp_path, ranks=1, **runs.QUICK))
+    run = runs.start(runs.write_config(tmp_path, ranks=1, **runs.TINY))
     out, errors = run.communicate(timeout=100)
     assert [line.split()[1] for line in out.splitlines() if line.startswith("step  ")] == ["0", "1"]
     assert run.returncode == 4

@@ -1,13 +1,22 @@
-"""One tiny run, asked for every operator and every allocation of a step: what it recorded, and what it leaves alone."""
+"""One tiny run, asked for every operator and every allocation of a step: what it recorded, and what it leaves alone.
+
+A sweep makes it, and skips another one.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
-from reference_runs import TINY, record
+from reference_runs import TINY, record, write_config
+from rltrace_reference import sweep
 
+from rltrace import plugins
 from rltrace.events import ALLOCATIONS_KEPT, OPERATOR, STEP, Span
 from rltrace.read.recording import Recording
 
@@ -35,6 +44,13 @@ threading.Thread(target=say, daemon=True).start()
 LEAST = 50_000
 """Objects of a process that has loaded torch."""
 
+FIGURES = ("reward_mean", "tokens", "kl", "grad_norm", "logprob_abs_diff_max")
+"""Of a step: what a seed determines."""
+
+MIB = 1 << 20
+LIMIT_MIB = 300
+STEPS = 3
+
 
 @pytest.fixture(scope="module")
 def folder_of_said(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -42,14 +58,80 @@ def folder_of_said(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("said")
 
 
+class Swept(NamedTuple):
+    """A sweep that has ended."""
+
+    file: Path
+    words: list[str]
+    out: str
+    err: str
+    picture: Path
+
+
 @pytest.fixture(scope="module")
-def tiny(folder_of_said: Path, tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    path = tmp_path_factory.mktemp("path")
-    (path / "sitecustomize.py").write_text(SAY_WHAT_IS_FROZEN.format(folder=f"{folder_of_said}/"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(path), prepend=os.pathsep)
-        chosen = {"steps": [1]}
-        return record(tmp_path_factory.mktemp("tiny"), ranks=1, steps=3, kernels=chosen, allocations=chosen, **TINY)
+def swept(folder_of_said: Path, tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    """A sweep of two values: one was stopped before, and the other cannot fit."""
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "sitecustomize.py").write_text(SAY_WHAT_IS_FROZEN.format(folder=f"{folder_of_said}/"))
+    chosen = {"steps": [1]}
+    asked: dict[str, Any] = {"ranks": 1, "steps": STEPS, "kernels": chosen, "allocations": chosen, **TINY}
+    file = write_config(folder, memory_limit_megabytes=LIMIT_MIB, **asked)
+    left = folder / "sweep" / "rollout.kv_cache_megabytes=64"
+    left.mkdir(parents=True)
+    (left / "manifest.json").write_text("{}")  # of a run that was stopped
+    words = [str(file), "--over", "rollout.kv_cache_megabytes=64:320:256", "--out", str(folder / "sweep")]
+    picture = folder / "sweep.svg"
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        assert sweep.main([*words, "--json", "--picture", str(picture)]) == 0, err.getvalue()
+    return Swept(file, words, out.getvalue(), err.getvalue(), picture)
+
+
+@pytest.fixture(scope="module")
+def tiny(swept: Swept) -> Recording:
+    return Recording.open(Path(swept.words[-1]) / "rollout.kv_cache_megabytes=64")
+
+
+def test_values_that_cannot_fit_are_skipped(swept: Swept) -> None:
+    """A value that cannot fit is not run, and one that was stopped is run again."""
+    assert swept.err == "rollout.kv_cache_megabytes=64: running\n"
+    ran, skipped = json.loads(swept.out)["points"]
+    assert (ran["value"], ran["skipped"], ran["figures"]["failed_phase"]) == (64, "", None)
+    assert 64 * MIB < ran["figures"]["peak_bytes"] < LIMIT_MIB * MIB
+    assert (skipped["value"], skipped["figures"]) == (320, None)
+    assert skipped["skipped"] == "no room in rollout.generate"
+    assert "<svg" in swept.picture.read_text()
+
+
+def test_ended_runs_are_not_run_again(swept: Swept, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sweep that is begun again shows what has ended, and refuses another configuration."""
+    assert sweep.main(swept.words) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert [line.split()[0] for line in said.out.splitlines()] == ["rollout.kv_cache_megabytes", "64", "320"]
+    swept.file.write_text(swept.file.read_text().replace("seed: 0", "seed: 1"))
+    assert sweep.main(swept.words) == 2
+    assert "is another configuration than this one; name another folder" in capsys.readouterr().err
+
+
+def test_same_figures_without_hooks(tiny: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same seed without hooks gives the same figures."""
+    monkeypatch.setenv("RLTRACE_DISABLE", ",".join(plugins.INSTRUMENTATIONS))
+    bare = record(tmp_path, ranks=1, steps=STEPS, **TINY)
+    assert figures(bare) == figures(tiny)
+    assert {span.name for span in spans(bare)} == {"step", "reward", "advantage"}
+    reasons = {hook["reason"] for process in bare.processes for hook in process.hooks}
+    assert reasons == {"disabled by RLTRACE_DISABLE"}
+
+
+def figures(run: Recording) -> list[list[float]]:
+    steps = sorted((span for span in spans(run) if span.name == STEP), key=lambda span: span.start_ns)
+    assert len(steps) == STEPS
+    return [[step.args[name] for name in FIGURES] for step in steps]
+
+
+def spans(run: Recording) -> list[Span]:
+    return [event for process in run.processes for event in process.events() if isinstance(event, Span)]
 
 
 def test_operators_of_the_chosen_step(tiny: Recording) -> None:

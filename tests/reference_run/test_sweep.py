@@ -1,44 +1,13 @@
-"""A sweep runs what can fit, skips what cannot, and goes on where it was stopped."""
+"""What a sweep is asked: values of a setting. That it runs what can fit is in test_reference_tiny.py."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import reference_runs as runs
 from rltrace_reference import sweep
-
-MIB = 1 << 20
-
-
-@pytest.mark.run
-def test_values_that_cannot_fit_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A value that cannot fit is not run; one that was stopped is run again, one that has ended is not."""
-    file = runs.write_config(tmp_path, **runs.TINY, ranks=1, steps=1, memory_limit_megabytes=160)
-    left = tmp_path / "sweep" / "rollout.kv_cache_megabytes=64"
-    left.mkdir(parents=True)
-    (left / "manifest.json").write_text("{}")  # of a run that was stopped
-    command = [str(file), "--over", "rollout.kv_cache_megabytes=64:320:256", "--out", str(tmp_path / "sweep")]
-    picture = tmp_path / "sweep.svg"
-    assert sweep.main([*command, "--json", "--picture", str(picture)]) == 0
-    said = capsys.readouterr()
-    assert said.err == "rollout.kv_cache_megabytes=64: running\n"
-    ran, skipped = json.loads(said.out)["points"]
-    assert (ran["value"], ran["skipped"], ran["figures"]["failed_phase"]) == (64, "", None)
-    assert 64 * MIB < ran["figures"]["peak_bytes"] < 160 * MIB
-    assert (skipped["value"], skipped["figures"]) == (320, None)
-    assert skipped["skipped"] == "no room in rollout.generate"
-    assert "<svg" in picture.read_text()
-
-    assert sweep.main(command) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert [line.split()[0] for line in said.out.splitlines()] == ["rollout.kv_cache_megabytes", "64", "320"]
-    file.write_text(file.read_text().replace("seed: 0", "seed: 1"))
-    assert sweep.main(command) == 2
-    assert "is another configuration than this one; name another folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`rltrace run examples/laptop.yaml` to its end, once: it learns, every hook says what is true, the figures add up.
 
-Real Ray, FSDP2 over gloo and engine processes. The other seeds and ranks learn in tests/reference_run, untraced.
+Real Ray, FSDP2 over gloo and engine processes. The other seeds and ranks learn in tests/reference_run, untraced,
+and test_reference_tiny.py there has the same seed without hooks.
 """
 
 import json
@@ -12,7 +13,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from reference_runs import LAPTOP, mean, write_config
+from reference_runs import LAPTOP, mean
 from test_summary_screen import SCREEN_LINES, WIDTHS, figures_in, lines_of_figures, screen
 from traced_runs import TracedRun
 
@@ -40,9 +41,6 @@ OF_VARIANTS = {
 """Hooks of runs whose actor leaves the device, or whose engine is launched anew."""
 OF_TASKS = {"FunctionActorManager.get_execution_info", "RemoteFunction._remote"}
 """Hooks of Ray that actors do without."""
-
-FIGURES = ("reward_mean", "tokens", "kl", "grad_norm", "logprob_abs_diff_max")
-"""Of a step: what a seed determines."""
 
 
 def rltrace_(*words, **environment):
@@ -344,18 +342,6 @@ def test_unmapped_memory_leaves_nothing_behind(traced):
         assert {span.args["tag"] for span in unmaps} == {"weights", "kv_cache"}
         assert {span.args["residual"] for span in unmaps} == {0}
         assert sum(s.args["bytes"] for s in unmaps) == sum(s.args["bytes"] for s in spans(events, "cumem.map"))
-
-
-def test_same_figures_without_hooks(traced, tmp_path):
-    """The same seed without hooks gives the same figures."""
-    config = write_config(tmp_path, steps=2)
-    bare = run(config, tmp_path / "run", RLTRACE_DISABLE=",".join(plugins.INSTRUMENTATIONS))
-    figures = [[step.args[name] for name in FIGURES] for step in bare.spans("step")]
-    assert figures == [[step.args[name] for name in FIGURES] for step in traced.spans("step")[:2]]
-    assert len(figures) == 2
-    assert {span.name for span in bare.spans()} == {"step", "reward", "advantage"}
-    reasons = {hook["reason"] for process in bare.recording.processes for hook in process.hooks}
-    assert reasons == {"disabled by RLTRACE_DISABLE"}
 
 
 def test_unaccounted_within_limit_at_boundaries(summary):

@@ -209,6 +209,34 @@ def test_collecting_again_changes_nothing(run: Path, nodes: Cluster) -> None:
     assert {path: path.read_bytes() for path in run.glob("processes/*/*")} == before
 
 
+def test_chosen_steps_come_whole(run: Path, nodes: Cluster, tmp_path: Path) -> None:
+    """With --steps the other node makes columns of its segments: these steps whole, of others what figures need."""
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (far,) = (
+        process.key for process in Recording.open(run).processes if process.host == "second" and process.rank == 1
+    )
+    shutil.rmtree(copy / "processes" / far)
+    done = rltrace_command(nodes, tmp_path, "collect", "--steps", "3-5", "copy")
+    assert done.returncode == 0 and "second: steps 3-5 are here whole" in done.stdout, done.stderr
+    found, whole = Recording.open(copy), Recording.open(run)
+    assert {*found.brief_steps} & {*range(3, 6)} == set() and len(found.brief_steps) > STEPS - 10
+    assert list((copy / "processes" / far).glob("*.columns"))
+    spans = [spans_of(folder / "processes" / far) for folder in (copy, run)]  # on their own clock: it was read again
+    phases = [[span for span in some if span.name == "actor.update"] for some in spans]
+    assert phases[0] == phases[1]
+    begin_ns, end_ns = phases[1][3].start_ns, phases[1][5].end_ns or 0
+    assert within(spans[0], begin_ns, end_ns) == within(spans[1], begin_ns, end_ns) and len(spans[0]) < len(spans[1])
+    assert not (nodes.spool / f"rltrace-{whole.manifest['run_id']}" / "abridged").exists()
+
+
+def spans_of(folder: Path) -> list[Span]:
+    return [event for event in Process(folder).events() if isinstance(event, Span)]
+
+
+def within(spans: list[Span], begin_ns: int, end_ns: int) -> list[Span]:
+    return [span for span in spans if begin_ns <= span.start_ns and (span.end_ns or 0) <= end_ns]
+
+
 def test_collecting_leaves_other_process_alone(run: Path, nodes: Cluster, tmp_path: Path) -> None:
     """Collecting fetches what is missing and leaves another process's folder alone."""
     copy = tmp_path / "copy"
@@ -288,13 +316,14 @@ ray.init(address=sys.argv[1], log_to_driver=False)
 
 @ray.remote(num_cpus=0)
 class Driver:
-    def train(self, ranks):
+    def train(self, ranks, first):
         rltrace.identify(role="driver")
-        for n in range(3):
+        for n in range(first, first + 3):
             with rltrace.span("step", step=n):
-                until = time.monotonic() + (4 if n == 1 else 0.1)
+                until = time.monotonic() + (4 if n == first + 1 else 0.1)
                 while time.monotonic() < until:
                     ray.get([rank.work.remote(n) for rank in ranks])
+                    time.sleep(0.05)
 
 {RANK}
 here, there = sorted(ray.nodes(), key=lambda node: node["NodeManagerHostname"] == "second")
@@ -302,7 +331,8 @@ on = lambda kind, node: kind.options(scheduling_strategy=On(node["NodeID"], soft
 ranks = [on(Rank, node).remote(n) for n, node in enumerate((here, there))]
 while not os.path.exists("run/clocks.jsonl"):  # until then no node has an agent
     time.sleep(0.1)
-ray.get(on(Driver, there if sys.argv[2] == "there" else here).remote().train.remote(ranks))
+for node, first in ((here, 0), (there, 3)):
+    ray.get(on(Driver, node).remote().train.remote(ranks, first))
 for rank in ranks:
     rank.__ray_terminate__.remote()
 time.sleep(1)
@@ -310,20 +340,20 @@ ray.shutdown()
 """
 
 
-@pytest.mark.parametrize("where", ["here", "there"])
-def test_chosen_step_is_known_on_every_host(where: str, nodes: Cluster, tmp_path: Path) -> None:
-    """A chosen step is known on every host, wherever the driver runs.
+def test_chosen_step_is_known_on_every_host(nodes: Cluster, tmp_path: Path) -> None:
+    """A chosen step is known on every host, wherever the driver runs: here for three steps, then there for three.
 
     Without a GPU a process that was in the step says just that; one that never heard of it says nothing.
     """
     (tmp_path / "program.py").write_text(CHOSEN)
-    traced = ["exec", "--out", "run", "--allocations", "1,7", "--", sys.executable, "program.py", nodes.address, where]
+    traced = ["exec", "--out", "run", "--allocations", "1,4,7", "--", sys.executable, "program.py", nodes.address]
     done = rltrace_command(nodes, tmp_path, *traced)
     assert done.returncode == 0, done.stderr
     missed = {found.step: found for found in summarize(Recording.open(tmp_path / "run")).allocations_missed}
-    assert missed[1].reason == NO_GPU
-    assert sorted(missed[1].processes) == ["Driver", "rank 0 worker", "rank 1 worker"]
-    assert missed[7].reason == "no such step has begun: the steps of this Recording are 0 to 2"
+    for step in (1, 4):
+        assert missed[step].reason == NO_GPU
+        assert sorted(missed[step].processes) == ["Driver", "rank 0 worker", "rank 1 worker"]
+    assert missed[7].reason == "no such step has begun: the steps of this Recording are 0 to 5"
 
 
 def test_dead_node_is_named(nodes: Cluster, tmp_path: Path) -> None:

@@ -139,4 +139,5 @@ if __name__ == "__main__":
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         free_port = bound.getsockname()[1]
-    torch.multiprocessing.spawn(main, args=(sys.argv[1], free_port), nprocs=RANKS)
+    # Forked: each would import verl and transformers anew, which takes longer than all that they do.
+    torch.multiprocessing.start_processes(main, (sys.argv[1], free_port), nprocs=RANKS, start_method="fork")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
@@ -82,7 +83,7 @@ class LiveScreen:
 
     def _sections(self, console: Console, width: int, has_colors: bool) -> Iterator[Section]:
         now = self.now
-        yield Section(None, [*_head(now, self.heading)], 3)
+        yield Section(None, [*_head(now, self.heading, width)], 3)
         if now.is_still:
             stands = f"Nothing has begun or ended for {_long(now.still_seconds)}. Where each thread stands"
             yield Section(Text(stands, "bold red"), [*_stacks(now.stacks)], 4)
@@ -137,11 +138,9 @@ def _fitted(sections: Sequence[Section], height: int | None) -> Iterator[Text]:
 # ---- the head -----------------------------------------------------------------------------------------------------
 
 
-def _head(now: Now, heading: Heading) -> Iterator[Text]:
-    line = Text.assemble((heading.path, "bold"), f" · {_long(now.seconds)}")
-    if now.steps:
-        line.append(f" · {_step_words(now.steps)}")
-    yield line
+def _head(now: Now, heading: Heading, width: int) -> Iterator[Text]:
+    goes_on = f" · {_long(now.seconds)}" + (f" · {_step_words(now.steps)}" if now.steps else "")
+    yield Text.assemble((_end_of(heading.path, max(WHO_LETTERS, width - cell_len(goes_on))), "bold"), goes_on)
     seen = {lane.rank for lane in now.lanes if lane.rank is not None}
     of_all = f" of {now.ranks_started:,}" if now.ranks_started and now.ranks_started > len(seen) else ""
     facts = [f"{len(seen):,}{of_all} {'rank' if len(seen) == 1 and not of_all else 'ranks'}"] if seen else []
@@ -157,6 +156,11 @@ def _head(now: Now, heading: Heading) -> Iterator[Text]:
         yield Text(f"{who} {is_are} seen as far as it was collected: `rltrace collect`", "yellow")
     if lost := sum(now.losses[:5]):
         yield Text(f"{lost:,} records or segments are missing or damaged; `rltrace summary` names them", "yellow")
+
+
+def _end_of(path: str, width: int) -> str:
+    """Return a path, or as much of its end, where the run's name is, as there is room for."""
+    return path if cell_len(path) <= width else "…" + set_cell_size(path[::-1], width - 1)[::-1].lstrip()
 
 
 def _step_words(steps: Sequence[StepNow]) -> str:

@@ -178,7 +178,12 @@ def _removed(summary: Summary) -> Iterator[str]:
     where = "" if summary.earlier_steps_lost or not summary.steps else " before the first step"
     if firsts:
         where = f" in steps {figures.between(str(min(firsts)), str(max(lasts)))}"
-    yield f"In brief, to keep to the disk budget: of {spans}{where} only totals are left"
+    many_left = sum(gone.spans_left_on_host for gone in summary.removed)
+    if not many_left:
+        yield f"In brief, to keep to the disk budget: of {spans}{where} only totals are left"
+        return
+    all_of = "the rest is" if many_left == sum(gone.spans for gone in summary.removed) else f"{many_left:,} are"
+    yield f"In brief: of {spans}{where} only totals are here; {all_of} on their hosts: `rltrace collect --steps`"
 
 
 def _unidentified(summary: Summary) -> Iterator[str]:

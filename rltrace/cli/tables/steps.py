@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from rich.console import RenderableType
 from rich.text import Text
 
-from rltrace.analysis.steps import DISK_BUDGET, NOT_CHOSEN, Step
+from rltrace.analysis.steps import DISK_BUDGET, LEFT, NOT_CHOSEN, Step
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled
 
@@ -43,7 +43,7 @@ def step_line(steps: Sequence[Step]) -> Text | None:
     return Text.assemble((what, "bold"), f" {numbers}: {', '.join(parts)}") if parts else None
 
 
-BECAUSE = {NOT_CHOSEN: "not among --record-steps", DISK_BUDGET: "to keep to the disk budget"}
+BECAUSE = {NOT_CHOSEN: "not among --record-steps", DISK_BUDGET: "to keep to the disk budget", LEFT: "left on its host"}
 """Why steps are in brief."""
 
 

@@ -23,6 +23,7 @@ from rltrace.host.interruption import own_failure
 from rltrace.instrument.memory.cuda_ledger import GRAPHS
 from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace.instrument.memory.growth import Growth
+from rltrace.instrument.sglang import speculation
 from rltrace.instrument.sglang.control import MODEL_RUNNER, ControlRequests
 from rltrace.instrument.sglang.requests import READ, SchedulerRequests
 from rltrace.instrument.torch.devices import on_cpu, on_gpu
@@ -54,6 +55,7 @@ RESULTS = (
     *READ,
     *attributes(BATCH, "reqs"),
     *attributes("sglang.srt.managers.schedule_batch:Req", "finished"),
+    *speculation.READ,
 )
 CONTROL = (
     *attributes(
@@ -200,6 +202,7 @@ class Batches:
         self._lanes = Lanes()
         self._retracted = 0
         """Requests that have lost their KV cache since the last batch."""
+        self._guesses = speculation.Guesses()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Return when the batch began, and what it computes."""
@@ -224,21 +227,22 @@ class Batches:
         self._begun[id(result)] = (reference(result), token[0], self._lanes.take(), token[1])
 
     def find_result(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the scheduler and the batch of the call, and which batch it is about to end."""
+        """Return the scheduler, the batch and the result of the call, and which batch it is about to end."""
         batch = argument("batch", 1, args, kwargs)
         result = argument("result", 2, args, kwargs)
         begun = self._begun.get(id(result))
         if begun is None or begun[0]() is not result:
-            return args[0], batch, None
-        return args[0], batch, self._begun.pop(id(result))
+            return args[0], batch, result, None
+        return args[0], batch, result, self._begun.pop(id(result))
 
     def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
         """Write the batch's span; with the last one the engine is idle."""
-        scheduler, batch, begun = token
+        scheduler, batch, result, begun = token
         self._asked.processed(batch)
+        guesses = self._guesses.of(scheduler, batch, result)
         if begun is None:
             return
-        self._write(begun, kv_usage(scheduler), error)
+        self._write(begun, {**kv_usage(scheduler), **guesses}, error)
         is_last = (
             batch.reqs and not scheduler.waiting_queue and all(kept() is None for kept, *_ in self._begun.values())
         )
@@ -251,10 +255,10 @@ class Batches:
         if begun is not None:
             self._lanes.give_back(begun[2])
 
-    def _write(self, begun: Any, usage: dict[str, float], error: BaseException | None) -> None:
+    def _write(self, begun: Any, found: dict[str, Any], error: BaseException | None) -> None:
         _, start_ns, lane, args = begun
         self._lanes.give_back(lane)
-        late = usage if error is None else {**usage, **error_args(error)}
+        late = found if error is None else {**found, **error_args(error)}
         spans.automatic_span_at("engine.step", start_ns, now_ns(), lane=lane, **args, **late)
 
 

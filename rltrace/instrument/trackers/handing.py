@@ -54,13 +54,13 @@ class Handing:
             self._thread = threading.Thread(target=self._tell, name="rltrace trackers", daemon=True)
             self._thread.start()
 
-    def settle(self) -> None:
+    def settle(self, seconds: float = CLOSE_SECONDS) -> None:
         """Wait until what is queued is told, but not long: a run is about to be closed."""
         if self._thread is not None and threading.current_thread() is not self._thread:
             told = threading.Event()
             self._haste.set()
             self._steps.put(told)
-            told.wait(CLOSE_SECONDS)
+            told.wait(seconds)
             self._haste.clear()
 
     def finish(self) -> None:

@@ -25,16 +25,16 @@ from rltrace.instrument.memory.pools import Pools
 from rltrace.instrument.memory.sharded_models import by_place
 from rltrace.instrument.memory.turns import beating
 from rltrace.instrument.torch.tensor_sizes import sizes_of
-from rltrace.instrument.vllm import weight_transfer
+from rltrace.instrument.vllm import speculation, weight_transfer
 from rltrace.record import lifecycle, spans
 from rltrace.record.error_message import error_args
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 ALLOCATOR = "vllm.device_allocator.cumem:CuMemAllocator"
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
-RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-NEWER_RUNNER = "vllm.v1.worker.gpu.model_runner"
-"""Module of the newer model runner, V2, whose class and methods have the same names."""
+RUNNER = f"{speculation.RUNNER}:GPUModelRunner"
+NEWER_RUNNER = f"{speculation.NEWER_RUNNER}:GPUModelRunner"
+"""The newer model runner, V2, whose methods have the same names."""
 REQUEST = "vllm.v1.request:Request"
 OUTPUT = "vllm.v1.core.sched.output"
 ENGINE_PROCESS = "vllm.v1.engine.core:EngineCoreProc.run_engine_core"
@@ -54,6 +54,7 @@ UPDATED = (
     *attributes(SCHEDULER, "running", "waiting", "requests", "kv_cache_manager"),
     *attributes(REQUEST, "num_output_tokens"),
     *attributes("vllm.v1.core.kv_cache_manager:KVCacheManager", "usage"),
+    *speculation.READ,
 )
 
 
@@ -70,8 +71,9 @@ class Vllm:
         install_startup(patches, pools)
         graphs = Growth(LEDGER, GRAPHS)
         name_runner_hooks(patches, RUNNER, tensors, graphs)
-        newer = f"{NEWER_RUNNER}:GPUModelRunner"
-        patches.when_imported(NEWER_RUNNER, lambda _: name_runner_hooks(patches, newer, tensors, graphs))
+        patches.when_imported(
+            speculation.NEWER_RUNNER, lambda _: name_runner_hooks(patches, NEWER_RUNNER, tensors, graphs)
+        )
         install_sleep(patches, pools)
         install_steps(patches)
         install_processes(patches)
@@ -212,24 +214,11 @@ def install_steps(patches: PatchSet) -> None:
     steps = Steps(requests.in_flight)
     patches.around(f"{SCHEDULER}.schedule", steps.begin, steps.keep_output, reads=SCHEDULED)
     patches.around(f"{SCHEDULER}.update_from_output", steps.find_output, steps.end, ("engine.step",), reads=UPDATED)
-    patches.when_imported("vllm.v1.worker.gpu_model_runner", lambda _: name_speculation_hooks(patches))
+    speculation.name_hooks(patches)
     queued = attributes(REQUEST, "request_id")
     patches.around(f"{SCHEDULER}.add_request", keep("request", 1), requests.begin, reads=queued)
     freed = attributes(REQUEST, "request_id", "num_prompt_tokens", "num_output_tokens")
     patches.around(f"{SCHEDULER}._free_request", keep("request", 1), requests.end, ("rollout.request",), reads=freed)
-
-
-def name_speculation_hooks(patches: PatchSet) -> None:
-    """Name the hooks on guessing tokens ahead, and on telling which of them the model would have sampled too.
-
-    The first releases guess in the middle of a function.
-    """
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    if hasattr(GPUModelRunner, "propose_draft_token_ids"):
-        runner = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-        patches.span(f"{runner}.propose_draft_token_ids", "engine.draft")
-    patches.span("vllm.v1.sample.rejection_sampler:RejectionSampler.forward", "engine.verify")
 
 
 def install_processes(patches: PatchSet) -> None:
@@ -372,8 +361,8 @@ class Steps:
     def find_output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, int]]:
         """Return the scheduler, which step its call is about to end, and what became of tokens guessed ahead."""
         output = argument("scheduler_output", 1, args, kwargs)
-        guesses = guessed(output, argument("model_runner_output", 2, args, kwargs, None))
-        return args[0], self._begun.pop(id(output), None), guesses
+        answer = argument("model_runner_output", 2, args, kwargs, None)
+        return args[0], self._begun.pop(id(output), None), speculation.guessed(args[0], output, answer)
 
     def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
         """Write the step's span: what it computed and what is left, as the embedded engine says it."""
@@ -400,19 +389,6 @@ class Steps:
             **guesses,
             **late,
         )
-
-
-def guessed(output: Any, answer: Any) -> dict[str, int]:
-    """Return how many tokens a draft had guessed for a step, and how many of them the model has accepted.
-
-    Of each request with a draft the model samples one token more than it accepts. Without drafts nothing is said.
-    """
-    drafts = getattr(output, "scheduled_spec_decode_tokens", None)
-    if not drafts or answer is None:
-        return {}
-    sampled, places = answer.sampled_token_ids, answer.req_id_to_index
-    accepted = sum(max(len(sampled[places[request]]) - 1, 0) for request in drafts if request in places)
-    return {"drafted": sum(map(len, drafts.values())), "accepted": accepted}
 
 
 def preemptions(output: Any, running: list[Any], still: list[Any]) -> int:

@@ -42,6 +42,18 @@ DTYPES: dict[int, np.dtype[Any]] = {
     IS_TRUTHY: np.dtype(np.bool_),
 }
 
+MISSING = -(2**63)
+"""In a column of whole numbers: there is none."""
+NO_TEXT = -1
+"""In a column of texts: there is none."""
+_NOTHING = {
+    kind: np.array(missing, DTYPES[kind])
+    for kind, missing in (
+        (WHOLE_NUMBER, MISSING), (DECIMAL, np.nan), (ONLY_TEXT, NO_TEXT), (AS_TEXT, NO_TEXT), (IS_TRUE, False),
+        (IS_TRUTHY, False),
+    )
+}  # fmt: skip
+
 _MOST_ARGUMENTS = 32
 _SPANS = (
     ("name", "i4"), ("thread", "i8"), ("task", "i8"), ("lane", "i4"), ("start_ns", "i8"), ("end_ns", "i8"),
@@ -259,7 +271,10 @@ class Decoder:
         return int(self._library.rltrace_rows(self._decoder))
 
     def take(self) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Return the columns so far, and those of the arguments; the next ones begin empty."""
+        """Return the columns so far, and those of the arguments; the next ones begin empty.
+
+        The column of an argument that no row has is one value, however long, and cannot be written to.
+        """
         data, sizes = (ctypes.c_void_p * _COLUMNS)(), (ctypes.c_uint64 * _COLUMNS)()
         self._library.rltrace_take(self._decoder, data, sizes)
         raw = [self._array(address, size) for address, size in zip(data, sizes, strict=True)]
@@ -267,8 +282,12 @@ class Decoder:
         behind = raw[len(_SPANS) + _MOST_ARGUMENTS :]
         named = [*zip(_SPANS, raw, strict=False), *zip(_BEHIND, behind, strict=True)]
         columns = {name: array.view(code) for (name, code), array in named}
-        kinds = [(key, DTYPES[argument.kind]) for key, argument in self._arguments.items()]
-        return columns, {key: array.view(dtype) for (key, dtype), array in zip(kinds, of_arguments, strict=True)}
+        rows = len(columns["name"])
+        arguments = {
+            key: array.view(DTYPES[argument.kind]) if len(array) else np.broadcast_to(_NOTHING[argument.kind], rows)
+            for (key, argument), array in zip(self._arguments.items(), of_arguments, strict=True)
+        }
+        return columns, arguments
 
     def _array(self, address: int | None, size: int) -> NDArray[np.uint8]:
         return np.asarray(_Memory(self._library, address, size)) if address else np.empty(0, np.uint8)

@@ -316,10 +316,46 @@ static const uint8_t WIDTHS[] = {8, 8, 4, 4, 1, 1};
 /* The cell of a column in the row that is being made. */
 #define CELL(column, type) (((type *)(column).data)[decoder->rows])
 
+/* Fill the cells of an argument's column, from one row to another, as if no span had it. */
+static void clear_cells(Bytes *column, int32_t kind, size_t first, size_t behind) {
+    switch (kind) {
+    case WHOLE_NUMBER:
+        for (size_t row = first; row < behind; row++) ((int64_t *)column->data)[row] = MISSING;
+        break;
+    case DECIMAL:
+        for (size_t row = first; row < behind; row++) ((double *)column->data)[row] = NAN;
+        break;
+    case ONLY_TEXT:
+    case AS_TEXT:
+        for (size_t row = first; row < behind; row++) ((int32_t *)column->data)[row] = NONE;
+        break;
+    default:
+        memset(column->data + first, 0, behind - first);
+    }
+}
+
+static int resize(Bytes *column, size_t bytes) {
+    column->size = 0;
+    uint8_t *data = realloc(column->data, bytes);
+    if (!data) return NO_MEMORY;
+    column->data = data;
+    column->capacity = bytes;
+    return SOUND;
+}
+
+/* Make the column of an argument that no row had so far; what nobody has gets none. */
+static int begin_column(Decoder *decoder, int32_t argument) {
+    Bytes *column = &decoder->columns.arguments[argument];
+    int32_t kind = decoder->arguments[argument].kind;
+    if (resize(column, (size_t)decoder->row_room * WIDTHS[kind])) return NO_MEMORY;
+    clear_cells(column, kind, 0, (size_t)decoder->row_room);
+    return SOUND;
+}
+
 static inline int32_t argument_of(const Decoder *decoder, const Value *key) {
     if (key->length > LONGEST_KEY) return NONE;
     int32_t at = decoder->of_length[key->length];
-    while (at != NONE && memcmp(decoder->arguments[at].key, key->text, key->length)) at = decoder->arguments[at].next;
+    while (at != NONE && !is_same(decoder->arguments[at].key, key->text, key->length)) at = decoder->arguments[at].next;
     return at;
 }
 
@@ -327,6 +363,7 @@ static int set_cell(Decoder *decoder, int32_t argument, const Value *value) {
     const Argument *of = &decoder->arguments[argument];
     Bytes *column = &decoder->columns.arguments[argument];
     int is_odd = 0;
+    if (!column->data && begin_column(decoder, argument)) return NO_MEMORY;
     switch (of->kind) {
     case WHOLE_NUMBER:
         is_odd = value->kind != INTEGER || CELL(*column, int64_t) != MISSING || value->integer < of->least ||
@@ -392,33 +429,6 @@ static int pick_typed(Decoder *decoder, const Type *type, const uint8_t *at, con
     return *at == 0xc0 ? SOUND : pick(decoder, at, end);
 }
 
-/* Fill the cells of an argument's column, from one row to another, as if no span had it. */
-static void clear_cells(Bytes *column, int32_t kind, size_t first, size_t behind) {
-    switch (kind) {
-    case WHOLE_NUMBER:
-        for (size_t row = first; row < behind; row++) ((int64_t *)column->data)[row] = MISSING;
-        break;
-    case DECIMAL:
-        for (size_t row = first; row < behind; row++) ((double *)column->data)[row] = NAN;
-        break;
-    case ONLY_TEXT:
-    case AS_TEXT:
-        for (size_t row = first; row < behind; row++) ((int32_t *)column->data)[row] = NONE;
-        break;
-    default:
-        memset(column->data + first, 0, behind - first);
-    }
-}
-
-static int resize(Bytes *column, size_t bytes) {
-    column->size = 0;
-    uint8_t *data = realloc(column->data, bytes);
-    if (!data) return NO_MEMORY;
-    column->data = data;
-    column->capacity = bytes;
-    return SOUND;
-}
-
 /* Make room for more rows. The columns of spans have as many rows as there is room for; `rltrace_take` cuts them. */
 static int grow_rows(Decoder *decoder) {
     Columns *to = &decoder->columns;
@@ -431,6 +441,7 @@ static int grow_rows(Decoder *decoder) {
     if (resize(&to->flags, capacity)) return NO_MEMORY;
     for (int32_t n = 0; n < decoder->many_arguments; n++) {
         int32_t kind = decoder->arguments[n].kind;
+        if (!to->arguments[n].data) continue;
         if (resize(&to->arguments[n], capacity * WIDTHS[kind])) return NO_MEMORY;
         clear_cells(&to->arguments[n], kind, rows, capacity);
     }

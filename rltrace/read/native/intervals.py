@@ -53,6 +53,6 @@ def _address(array: NDArray[np.int64]) -> int:
 
 
 def _of_own(array: NDArray[np.int64], many: int) -> NDArray[np.int64]:
-    """Return the beginning of an array, without the memory of the rest."""
-    own: NDArray[np.int64] = array[:many].copy()
-    return own
+    """Return the beginning of an array; without the memory of the rest, if that is more than the beginning's."""
+    beginning: NDArray[np.int64] = array[:many]
+    return beginning if 2 * many >= len(array) else beginning.copy()

@@ -32,7 +32,46 @@ static inline uint64_t big_endian_8(const uint8_t *at) {
            (uint64_t)at[4] << 24 | (uint64_t)at[5] << 16 | (uint64_t)at[6] << 8 | (uint64_t)at[7];
 }
 
-static const uint8_t *read_value(const uint8_t *at, const uint8_t *end, Value *value, int depth);
+static const uint8_t *read_other(const uint8_t *at, const uint8_t *end, Value *value, int depth);
+
+/* Read one value; NULL if it is not whole, or of a kind that only the Python reader knows. What nearly all values are
+   is read here, without a call. */
+static inline const uint8_t *read_value(const uint8_t *at, const uint8_t *end, Value *value, int depth) {
+    if (at >= end) return NULL;
+    uint8_t code = *at;
+    size_t left = (size_t)(end - at) - 1;
+    value->begin = at;
+    if (code == 0xcf && left >= 8) { /* a time */
+        uint64_t whole = big_endian_8(at + 1);
+        if (whole <= INT64_MAX) {
+            value->kind = INTEGER;
+            value->integer = (int64_t)whole;
+            return at + 9;
+        }
+    } else if (code < 0x80) {
+        value->kind = INTEGER;
+        value->integer = code;
+        return at + 1;
+    } else if ((code & 0xe0) == 0xa0 && left >= (size_t)(code & 31)) {
+        value->kind = TEXT;
+        value->text = at + 1;
+        value->length = code & 31;
+        return at + 1 + (code & 31);
+    } else if (code == 0xd9 && left >= 1 && left - 1 >= at[1]) {
+        value->kind = TEXT;
+        value->text = at + 2;
+        value->length = at[1];
+        return at + 2 + at[1];
+    } else if (code == 0xc3) {
+        value->kind = TRUTH;
+        value->integer = 1;
+        return at + 1;
+    } else if (code == 0xc0) {
+        value->kind = NIL;
+        return at + 1;
+    }
+    return read_other(at, end, value, depth);
+}
 
 static const uint8_t *read_text(const uint8_t *at, const uint8_t *end, Value *value, uint64_t length) {
     if ((uint64_t)(end - at) < length) return NULL;
@@ -56,8 +95,8 @@ static const uint8_t *read_many(const uint8_t *at, const uint8_t *end, Value *va
     return at;
 }
 
-/* Read one value; NULL if it is not whole, or of a kind that only the Python reader knows. */
-static const uint8_t *read_value(const uint8_t *at, const uint8_t *end, Value *value, int depth) {
+/* Read one value of any kind. */
+static const uint8_t *read_other(const uint8_t *at, const uint8_t *end, Value *value, int depth) {
     if (at >= end) return NULL;
     uint8_t code = *at;
     value->begin = at++;

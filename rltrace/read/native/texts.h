@@ -26,6 +26,23 @@ static inline uint64_t hash_of(const uint8_t *text, uint32_t length) {
     return hash ^ hash >> 29;
 }
 
+static inline int is_same(const uint8_t *one, const uint8_t *other, uint32_t length) {
+    uint64_t left, right;
+    if (length < 8) {
+        for (uint32_t n = 0; n < length; n++)
+            if (one[n] != other[n]) return 0;
+        return 1;
+    }
+    for (uint32_t at = 0; at + 8 < length; at += 8) {
+        memcpy(&left, one + at, 8);
+        memcpy(&right, other + at, 8);
+        if (left != right) return 0;
+    }
+    memcpy(&left, one + length - 8, 8);
+    memcpy(&right, other + length - 8, 8);
+    return left == right;
+}
+
 static inline const uint8_t *text_at(const Texts *texts, int32_t number, uint32_t *length) {
     const int64_t *ends = (const int64_t *)texts->ends.data;
     int64_t begin = number ? ends[number - 1] : 0;
@@ -57,7 +74,7 @@ static int32_t intern(Texts *texts, const uint8_t *text, uint32_t length) {
     for (; texts->table[slot] != NONE; slot = (slot + 1) & (texts->slots - 1)) {
         uint32_t known_length;
         const uint8_t *known = text_at(texts, texts->table[slot], &known_length);
-        if (known_length == length && (!length || !memcmp(known, text, length))) return texts->table[slot];
+        if (known_length == length && is_same(known, text, length)) return texts->table[slot];
     }
     if (texts->many >= INT32_MAX || room(&texts->ends, 8) || append(&texts->letters, text, length)) return NONE;
     PUT(texts->ends, int64_t, texts->letters.size);

@@ -1,0 +1,41 @@
+"""Reads processes on all cores.
+
+Threads do: while the native decoder or numpy works, Python's lock is free. Each thread holds no more than some rows of
+one process, so that memory grows with cores by a few megabytes each. Python's own decoder holds the lock all the time,
+and processes are read one after another then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from rltrace.read import native
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+MOST = 32
+"""More threads would wait for Python's lock, not for the decoder."""
+
+
+def many() -> int:
+    """Return how many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS has no such call
+        return os.cpu_count() or 1
+
+
+def each(make: Callable[[Given], Made], given: Sequence[Given]) -> list[Made]:
+    """Return what a function makes of each, in their order."""
+    workers = min(many(), MOST, len(given))
+    if workers < 2 or native.library() is None:
+        return [make(one) for one in given]
+    pool = ThreadPoolExecutor(workers, "rltrace reader")
+    try:
+        return [*pool.map(make, given)]
+    finally:
+        pool.shutdown(cancel_futures=True)
