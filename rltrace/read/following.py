@@ -49,6 +49,9 @@ NEWS_BYTES = 4 << 20
 MOST_EARLY = 10_000
 """How many ends wait for a beginning that has not been read yet; the oldest are given up as orphans."""
 
+COLLECTING_SECONDS = 60.0
+"""How long segments of another host's process are awaited that said it has ended: its lines are collected first."""
+
 INFERRED_SHARE = 0.1
 """Share of the time that inferring steps and phases may take."""
 
@@ -307,6 +310,8 @@ class _Followed:
         """Names of the segments that need no look any more."""
         self._listed_ns: int | None = None
         self._given_open: set[tuple[int, int, int, str]] = set()
+        self._awaited_since = 0.0
+        """Since when it has ended, and segments of it are to come; 0 if that is not so."""
         self._lost = 0
         self._missed_segments = 0
         self._orphans = 0
@@ -344,6 +349,9 @@ class _Followed:
         is_over = self.process.end_ns is not None or self.process.gone_ns is not None
         self._find_segments()
         is_last = is_over and (has_ended or self._is_all_here())
+        if is_over and not is_last:
+            self._awaited_since = self._awaited_since or time.monotonic()
+            is_last = time.monotonic() - self._awaited_since > COLLECTING_SECONDS
         self._read_lost(count)
         parts: list[_Part] = []
         for name, tail in sorted(self._tails.items()):

@@ -77,6 +77,8 @@ class Collector:
         """How long each answer takes."""
         self.refusal: tuple[int, grpc.StatusCode] | None = None
         """With which status of HTTP and gRPC requests are refused."""
+        self.takes_metrics = True
+        """Whether it has anything for them, before it is served: Jaeger and MLflow do not."""
         self.url = ""
         self._lock = threading.Lock()
 
@@ -175,7 +177,8 @@ def grpc_collector(collector: Collector, port: int = 0) -> Iterator[Collector]:
     """Serve gRPC on this machine."""
     server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
     add_TraceServiceServicer_to_server(_Traces(collector), server)
-    add_MetricsServiceServicer_to_server(_Metrics(collector), server)
+    if collector.takes_metrics:
+        add_MetricsServiceServicer_to_server(_Metrics(collector), server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")
     collector.url = f"http://127.0.0.1:{port}"
     server.start()
@@ -214,9 +217,15 @@ def _handler(collector: Collector) -> type[BaseHTTPRequestHandler]:
             if self.headers.get("Content-Encoding") == "gzip":
                 content = gzip.decompress(content)
             kinds = {"/v1/traces": ExportTraceServiceRequest, "/v1/metrics": ExportMetricsServiceRequest}
+            if self.path == "/v1/metrics" and not collector.takes_metrics:
+                self._answer(404)
+                return
             request = kinds[self.path].FromString(content)
             is_taken = collector.take(request, dict(self.headers.items()))
-            self.send_response(200 if is_taken or collector.refusal is None else collector.refusal[0])
+            self._answer(200 if is_taken or collector.refusal is None else collector.refusal[0])
+
+        def _answer(self, status: int) -> None:
+            self.send_response(status)
             self.send_header("Content-Length", "0")
             self.end_headers()
 

@@ -261,7 +261,7 @@ def test_a_loop_without_marks(tmp_path: Path) -> None:
 def test_findings_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What bounds a step, as far as the run is known, is in the program's own run, with its price, under each step."""
     monkeypatch.setattr(step_totals, "FINDINGS_SECONDS", 0.0)
-    monkeypatch.setattr(step_totals, "FINDINGS_SHARE", 1.0)
+    monkeypatch.setattr(step_totals, "FINDINGS_SHARE", 1e9)
     variables = {"RLTRACE_DIR": str(tmp_path / "run"), "RLTRACE_TRACKERS": "1"}
     words = [sys.executable, "-c", DRIVER, str(tmp_path / "events"), WORKER, "6"]
     with subprocess.Popen(words, env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True) as program:

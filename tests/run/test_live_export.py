@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from growing_runs import grow
 from inferred_loops import HOOK, REF, forward, generate, learn
 from otlp_server import Collector, Received, grpc_collector, http_collector
 from recordings import SECOND, Written, span
+from rltrace_exporters.otlp.endpoint import variables
 from rltrace_exporters.otlp.exporter import Otlp
 from rltrace_exporters.otlp.live import LiveOtlp
 from traced_runs import traced_environment
@@ -186,6 +188,39 @@ def test_a_collector_that_refuses(tmp_path: Path) -> None:
         delivery = export.finish(0.3)
     assert not delivery.is_all
     assert "0 spans of 1 steps were sent, 2 were not: Failed to export" in str(delivery) and "400" in str(delivery)
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc", "none wanted"])
+def test_a_backend_without_metrics(protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that takes traces only, as Jaeger and MLflow, gets them, live and later, and the line says so."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc" if protocol == "grpc" else "http/protobuf")
+    steps = [span(STEP, 10 * n, 10 * n + 9, step=n, tokens=7) for n in range(3)]
+    written = Written(tmp_path / "run").process("driver-1-0", *steps, role="driver", ended_s=40)
+    collector = Collector()
+    if protocol == "none wanted":
+        monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    else:
+        collector.takes_metrics = False
+    with (grpc_collector if protocol == "grpc" else http_collector)(collector):
+        export = LiveOtlp(written.read(), collector.url)
+        export.poll()
+        delivery = export.finish(10)
+        later = Otlp().send(written.read(), collector.url)
+    assert delivery.is_all and delivery.spans == 4 and len(collector.spans) == 2 * 4 and not collector.points
+    for said in (str(delivery), later):
+        assert re.search(r"no metrics \(.*(404|UNIMPLEMENTED|OTEL_METRICS_EXPORTER=none)", said), said
+
+
+def test_metrics_do_not_hold_spans_up(tmp_path: Path) -> None:
+    """While metrics are refused for now, spans go on being sent."""
+    written = Written(tmp_path / "run").process("driver-1-0", span(STEP, 0, 5, step=0), role="driver", ended_s=6)
+    with http_collector(Collector()) as collector, http_collector(Collector()) as of_metrics:
+        of_metrics.refusal = (503, grpc.StatusCode.UNAVAILABLE)
+        with variables({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": f"{of_metrics.url}/v1/metrics"}):
+            export = LiveOtlp(written.read(), collector.url)
+        export.poll()
+        delivery = export.finish(1)
+    assert len(collector.spans) == 2 and not delivery.is_all and delivery.left_spans == 0
 
 
 def test_beside_a_program_that_records_itself(tmp_path: Path) -> None:

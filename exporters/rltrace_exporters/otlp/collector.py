@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import re
+import threading
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,10 +15,24 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from rltrace.errors import ConfigError
 from rltrace.record import redaction
-from rltrace_exporters.otlp.endpoint import DEFAULT_ENDPOINTS, GRPC, HTTP, PROTOCOL, address, protocol, require
+from rltrace_exporters.otlp.endpoint import (
+    DEFAULT_ENDPOINTS,
+    GRPC,
+    HTTP,
+    METRICS_EXPORTER,
+    PROTOCOL,
+    address,
+    are_metrics_wanted,
+    protocol,
+    require,
+)
 
 BATCH_SPANS = 512
 """How many spans one request has, as in the SDK's own batches."""
+
+
+NO_SUCH_THING = re.compile(r"\b(404|405|501|UNIMPLEMENTED)\b")
+"""How a backend says that it takes no metrics at all, as Jaeger and MLflow do: by HTTP, and by gRPC."""
 
 
 class Collector:
@@ -28,33 +43,47 @@ class Collector:
         """Where spans go, as it may be printed."""
         self.reason = ""
         """Why the last request failed, as the exporter said it."""
+        self.no_metrics = "" if are_metrics_wanted() else f"{METRICS_EXPORTER}=none"
+        """Why metrics are not sent; empty if they are."""
         self._spans = _exporter(protocol("TRACES"), "trace_exporter", "OTLPSpanExporter")
         self._metrics = _exporter(protocol("METRICS"), "metric_exporter", "OTLPMetricExporter")
+        self._heard = _Listener()
 
     def send_spans(self, spans: Sequence[ReadableSpan]) -> bool:
         """Send a batch, with the exporter's own retries within its timeout; return whether the collector took it."""
-        return self._send(lambda: self._spans.export(spans) is SpanExportResult.SUCCESS)
+        why_not = self._send(lambda: self._spans.export(spans) is SpanExportResult.SUCCESS)
+        self.reason = self.reason if why_not is None else why_not
+        return why_not is None
 
     def send_metrics(self, metrics: MetricsData) -> bool:
-        """Send metrics likewise."""
-        return self._send(lambda: self._metrics.export(metrics) is MetricExportResult.SUCCESS)
+        """Send metrics likewise, unless the collector takes none, or the variables say so."""
+        if self.no_metrics:
+            return True
+        why_not = self._send(lambda: self._metrics.export(metrics) is MetricExportResult.SUCCESS)
+        if why_not is not None and NO_SUCH_THING.search(why_not):
+            self.no_metrics = why_not
+            return True
+        self.reason = self.reason if why_not is None else why_not
+        return why_not is None
 
-    def _send(self, export: Callable[[], bool]) -> bool:
-        with _heard() as said:
-            try:
-                is_taken = export()
-            except Exception as error:
-                said.append(f"{type(error).__name__}: {error}")
-                is_taken = False
-        if not is_taken:
-            self.reason = redaction.text(_first_line(said[-1])) if said else "no reason was given"
-        return is_taken
+    def _send(self, export: Callable[[], bool]) -> str | None:
+        """Return why the collector did not take something; None if it did."""
+        self._heard.begin()
+        try:
+            is_taken = export()
+        except Exception as error:
+            is_taken, said = False, [f"{type(error).__name__}: {error}"]
+        else:
+            said = self._heard.said()
+        if is_taken:
+            return None
+        return redaction.text(_first_line(said[-1])) if said else "no reason was given"
 
     def close(self) -> None:
         """Close the connections."""
-        with _heard():
-            self._spans.shutdown()
-            self._metrics.shutdown()
+        self._spans.shutdown()
+        self._metrics.shutdown()
+        self._heard.stop()
 
 
 def _exporter(used: str, signal: str, name: str) -> Any:
@@ -71,30 +100,42 @@ def _exporter(used: str, signal: str, name: str) -> Any:
     return getattr(import_module(f"opentelemetry.exporter.otlp.proto.{package}.{signal}"), name)()
 
 
-@contextmanager
-def _heard() -> Iterator[list[str]]:
-    """Yield what the exporters log meanwhile, which nobody else hears: a collector that is down says so repeatedly."""
-    logger = logging.getLogger("opentelemetry")
-    said: list[str] = []
-    handler = _Listener(said)
-    was, propagates = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        yield said
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(was)
-        logger.propagate = propagates
-
-
 class _Listener(logging.Handler):
-    def __init__(self, said: list[str]) -> None:
+    """Hears what the exporters log, which nobody else does: a collector that is down says so repeatedly.
+
+    The SDK's own filters drop what was said a short time ago, and with it why a request failed.
+    """
+
+    def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._said = said
+        self._said: dict[int | None, list[str]] = {}
+        """By thread."""
+        self._logger = logging.getLogger("opentelemetry")
+        self._propagated = self._logger.propagate
+        self._logger.addHandler(self)
+        self._logger.propagate = False
+        names = [name for name in logging.root.manager.loggerDict if name.startswith("opentelemetry.exporter.otlp")]
+        self._filters = [(logger, one) for logger in map(logging.getLogger, names) for one in logger.filters]
+        for logger, one in self._filters:
+            logger.removeFilter(one)
+
+    def begin(self) -> None:
+        """Forget what was heard in this thread."""
+        self._said[threading.get_ident()] = []
+
+    def said(self) -> list[str]:
+        """Return what was heard in this thread since."""
+        return self._said.get(threading.get_ident(), [])
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._said.append(record.getMessage())
+        self._said.setdefault(record.thread, []).append(record.getMessage())
+
+    def stop(self) -> None:
+        """Let others hear again."""
+        self._logger.removeHandler(self)
+        self._logger.propagate = self._propagated
+        for logger, one in self._filters:
+            logger.addFilter(one)
 
 
 def _first_line(text: str) -> str:

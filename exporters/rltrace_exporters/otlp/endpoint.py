@@ -12,6 +12,7 @@ from rltrace.errors import ConfigError, MissingExtraError
 from rltrace.record import redaction
 
 ENDPOINT, PROTOCOL = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL"
+METRICS_EXPORTER = "OTEL_METRICS_EXPORTER"
 GRPC, HTTP = "grpc", "http/protobuf"
 GRPC_PORT = 4317
 DEFAULT_ENDPOINTS = {GRPC: "http://localhost:4317", HTTP: "http://localhost:4318"}
@@ -89,3 +90,8 @@ def address() -> str:
 def protocol(signal: str) -> str:
     """Return by which protocol they say that a signal, TRACES or METRICS, is sent."""
     return os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL") or os.environ.get(PROTOCOL) or HTTP
+
+
+def are_metrics_wanted() -> bool:
+    """Return whether they say that metrics are sent at all."""
+    return os.environ.get(METRICS_EXPORTER, "").strip().lower() != "none"

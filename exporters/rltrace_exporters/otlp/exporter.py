@@ -43,7 +43,8 @@ class Otlp:
         finally:
             collector.close()
         seconds = time.monotonic() - began
-        return f"{collector.address}: {spans:,} spans of {steps:,} steps, {points:,} data points, in {seconds:.1f} s"
+        metrics = f"no metrics ({collector.no_metrics})" if collector.no_metrics else f"{points:,} data points"
+        return f"{collector.address}: {spans:,} spans of {steps:,} steps, {metrics}, in {seconds:.1f} s"
 
 
 def _send(recording: Recording, collector: Collector) -> tuple[int, int, int]:

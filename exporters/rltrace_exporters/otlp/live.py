@@ -43,16 +43,19 @@ class Delivery(NamedTuple):
     is_read: bool
     """Whether no more is left than these spans."""
     reason: str
+    no_metrics: str
+    """Why metrics were not sent; empty if they were."""
 
     def __str__(self) -> str:
         said = f"{self.address}: {self.spans:,} spans of {self.steps:,} steps were sent"
+        metrics = f"; no metrics ({self.no_metrics})" if self.no_metrics else ""
         if self.is_all:
-            return said
+            return said + metrics
         left = (
             f"{self.left_spans:,} were not" if self.is_read else "what came last was not, it could not be read in time"
         )
         why = f": {self.reason}" if self.reason else ""
-        return f"{said}, {left}{why}; the Recording has all of them: `rltrace export RUN --to otlp` sends them"
+        return f"{said}, {left}{why}; the Recording has all of them: `rltrace export RUN --to otlp` sends them{metrics}"
 
 
 class LiveOtlp:
@@ -147,6 +150,7 @@ class LiveOtlp:
             left,
             is_read,
             self._collector.reason,
+            self._collector.no_metrics,
         )
 
     def _read_rest(self, until: float) -> bool:
