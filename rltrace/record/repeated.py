@@ -194,7 +194,12 @@ def ending(gate: Gate, known: dict[int, Stretch]) -> Callable[[Any], None]:
         known: Stretches by the ids of their parts.
     """
 
-    count = gate.row.fired
+    def count_first() -> None:
+        nonlocal count
+        gate.row.fired()
+        count = gate.row.fired
+
+    count: Callable[[], object] = count_first
 
     def end(of: Any) -> None:
         stretch, start_ns = known.get(id(of)), 0
@@ -217,10 +222,8 @@ def ending(gate: Gate, known: dict[int, Stretch]) -> Callable[[Any], None]:
         end_slowly(stretch, start_ns)
 
     def end_slowly(stretch: Stretch, start_ns: int) -> None:
-        nonlocal count
         try:
-            gate.row.fired()
-            count = gate.row.fired
+            count_first()
             stretch.said.write(start_ns)
         except own_failure() as error:
             gate.failed(error)
