@@ -156,7 +156,12 @@ def beginning(
         is_told_again: Returns whether an object tells once more of the stretch that it has begun.
     """
 
-    count = gate.row.fired
+    def count_first() -> None:
+        nonlocal count
+        gate.row.fired()
+        count = gate.row.fired
+
+    count: Callable[[], object] = count_first
 
     def begin(of: Any) -> None:
         stretch = known.get(id(of))
@@ -167,12 +172,10 @@ def beginning(
             count()
 
     def begin_slowly(of: Any, stretch: Stretch | None) -> None:
-        nonlocal count
         try:
-            gate.row.fired()
+            count_first()
             if stretch is None:
                 stretch = meet(of)
-                count = gate.row.fired
             elif is_told_again(of):
                 return
             else:
