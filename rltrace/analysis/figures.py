@@ -49,7 +49,7 @@ def figures(recording: Recording, selection: Selection = ALL) -> Figures:
 
 def _made(recording: Recording, damaged: list[str] | None = None) -> Figures:
     analysed = analyse(recording)
-    return Figures(analysed.summary, lambda: why(analysed), damaged or [])
+    return Figures(analysed.summary, lambda: why(analysed), [*(damaged or []), *analysed.seen.damaged])
 
 
 def _kept(recording: Recording) -> Figures:
@@ -62,7 +62,7 @@ def _kept(recording: Recording) -> Figures:
         return Figures(found.summary, lambda: found.why, cache.damaged)
     cache.begin()
     made = _made(recording, cache.damaged)
-    summary, judged = made.summary, made.why
+    summary, judged, damaged = made.summary, made.why, made.damaged
     del made  # and with it all spans, before as much is written
     cache.save(msgspec.msgpack.encode(_Kept(summary, judged)))
-    return Figures(summary, lambda: judged, cache.damaged)
+    return Figures(summary, lambda: judged, damaged)

@@ -12,9 +12,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis import growth
 from rltrace.analysis.clocks import TimeLine
+from rltrace.analysis.growth import Growth
 from rltrace.analysis.intervals import EMPTY, Intervals, paired
 from rltrace.analysis.lanes import Lane, lanes
+from rltrace.analysis.numbers import number
 from rltrace.events import (
     AGENT_REQUEST,
     ALLOCATED_PEAK,
@@ -391,7 +394,12 @@ class Observations:
         self.recording = recording
         self.time_line = TimeLine(recording)
         on_lane = lanes(processes)
-        self.processes = cores.each(lambda process: _see(process, on_lane[process.key], self.time_line), processes)
+        before = Growth(recording)
+        self.processes = cores.each(
+            lambda process: _see(process, on_lane[process.key], self.time_line, before), processes
+        )
+        self.damaged = before.damaged
+        """Files of the cache that could not be used, because they are damaged."""
         self._on_lane: dict[Lane, list[Seen]] = {}
         for seen in self.processes:
             self._on_lane.setdefault(seen.lane, []).append(seen)
@@ -463,8 +471,12 @@ def _went_on_ns(all_seen: list[Seen]) -> dict[str, int]:
     return began_ns
 
 
-def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
+def _see(process: Process, lane: Lane, time_line: TimeLine, before: Growth | None = None) -> Seen:
     shift_ns = time_line.shift_ns(process)
+    if before is not None and not shift_ns:
+        seeing = _Seeing(process, lane, shift_ns)
+        if before.see(process, seeing):
+            return seeing.seen()
     return columns.fold(process, lambda: _Seeing(process, lane, shift_ns), _Seeing.add).seen()
 
 
@@ -509,6 +521,10 @@ def has_own_figures(name: str, *, is_automatic: bool) -> bool:
     return bool(kind & (_STAGE | _PHASE | _STEP | _MOVE | of_hooks))
 
 
+_OF_READING = ("process", "lane")
+"""What `Seen` has beside what it keeps."""
+
+
 class _Seeing:
     """Keeps what counts of the rows of a process, some of them at a time."""
 
@@ -532,6 +548,17 @@ class _Seeing:
         if len(rows.samples.name):
             self._last_ns = max(self._last_ns, int(rows.samples.ts_ns.max()))
             _see_samples(self._seen, rows, self._shift_ns)
+
+    def said(self) -> Any:
+        """Return all that was kept so far as numbers, texts and bytes."""
+        kept = {name: growth.value_of(value) for name, value in vars(self._seen).items() if name not in _OF_READING}
+        return [self._last_ns, self._last_span_ns, kept]
+
+    def put(self, said: Any) -> None:
+        """Take what another one said, before the first row."""
+        self._last_ns, self._last_span_ns, kept = said
+        for name, value in kept.items():
+            setattr(self._seen, name, growth.put(getattr(self._seen, name), value))
 
     def seen(self) -> Seen:
         """Return what was kept, when there are no more rows."""
@@ -759,14 +786,14 @@ def _see_passed(seen: Seen, chosen: Rows, rows: Columns, times: _Times) -> None:
         kept = seen.passed[name]
         times.put(kept, own)
         kept.places.extend(_lanes(seen, own, rows))
-        kept.keys.extend([hash(key) for key in keys])
+        kept.keys.extend([number(key) for key in keys])
         if name in (RAY_SUBMIT, RAY_CALL):
             continue
         _extend(kept.trajectories, _hashes(rows, "trajectory", own))
         for told in ("tokens", "prompt_tokens"):
             _extend(getattr(kept, told), _whole_numbers(rows, told, own, -1))
         if name == REQUEST:
-            kept.stems.extend([hash(asked_ids(key)[1]) for key in keys])
+            kept.stems.extend([number(asked_ids(key)[1]) for key in keys])
             kept.prompts.extend([_prompt(seen, prompt_of(key)) for key in keys])
             for told in ("queued_ns", "first_token_ns", "cached_tokens"):
                 _extend(getattr(kept, told), _whole_numbers(rows, told, own, -1))
@@ -775,19 +802,19 @@ def _see_passed(seen: Seen, chosen: Rows, rows: Columns, times: _Times) -> None:
 def _lanes(seen: Seen, chosen: Rows, rows: Columns) -> list[int]:
     """Return the thread and task of some rows, as one number each."""
     lanes = zip(rows.thread[chosen].tolist(), rows.task[chosen].tolist(), strict=True)
-    return [hash((seen.process.key, thread, task)) for thread, task in lanes]
+    return [number(seen.process.key, thread, task) for thread, task in lanes]
 
 
 def _hashes(rows: Columns, key: str, chosen: Rows) -> NDArray[np.int64]:
     """Return a number for each row's text; 0 for none."""
     texts, places = np.unique(rows.arguments[key][chosen], return_inverse=True)
-    of_text = [0 if text == NO_TEXT else hash(rows.texts[text]) for text in texts.tolist()]
+    of_text = [0 if text == NO_TEXT else number(rows.texts[text]) for text in texts.tolist()]
     return np.array(of_text, np.int64)[places]
 
 
 def _prompt(seen: Seen, prompt: object) -> int:
     """Return a number for what an engine's samples have in common; 0 for nothing."""
-    return 0 if prompt is None else hash((seen.process.key, prompt))
+    return 0 if prompt is None else number(seen.process.key, prompt)
 
 
 def _see_trajectories(seen: Seen, chosen: Rows, rows: Columns, times: _Times) -> None:
@@ -796,7 +823,7 @@ def _see_trajectories(seen: Seen, chosen: Rows, rows: Columns, times: _Times) ->
     kept.places.extend(_lanes(seen, chosen, rows))
     _extend(kept.trajectories, _hashes(rows, "trajectory", chosen))
     args = [rows.args(row) for row in chosen.tolist()]
-    kept.prompts.extend([0 if (prompt := sampled_prompt(one)) is None else hash(prompt) for one in args])
+    kept.prompts.extend([0 if (prompt := sampled_prompt(one)) is None else number(*prompt) for one in args])
     kept.are_validating.extend([one.get("validate") is True for one in args])
 
 

@@ -12,9 +12,10 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +23,15 @@ from rltrace.events import VERSION
 from rltrace.host import regular_file
 from rltrace.limits import NO_LIMITS
 from rltrace.read import packed
-from rltrace.read.recording import Recording
+from rltrace.read.recording import Process, Recording
 from rltrace.record import checksum, manifest
 from rltrace.record.process import OPENING
 
 FOLDER = "cache"
 """Of a Recording."""
+
+GROWING = "growing"
+"""Of the cache: what is kept of each process that goes on."""
 
 WORTH_BYTES = 32 << 20
 """Fewer bytes of segments are read again: that takes about a second."""
@@ -62,9 +66,9 @@ class Kept(NamedTuple):
 
     key: str
     """A digest of what it stands on."""
-    unsealed: list[str]
-    """Segments whose content counts in it, because nobody closed them."""
-    packed: bytes
+    names: list[str]
+    """Files that it names one by one: for a Recording, segments whose content counts because nobody closed them."""
+    content: bytes
 
 
 class Cache:
@@ -99,8 +103,8 @@ class Cache:
             kept = _whole(content)
             if kept is None:
                 self.damaged.append(f"{file}: damaged")
-            elif self._before.has(kept.unsealed) and kept.key == self._key(self._contents(kept.unsealed)):
-                return zlib.decompress(kept.packed)
+            elif self._before.has(kept.names) and kept.key == self._key(self._contents(kept.names)):
+                return zlib.decompress(kept.content)
         return None
 
     def begin(self) -> None:
@@ -114,15 +118,9 @@ class Cache:
             return
         if self._contents([*self._unsealed]) != self._unsealed:
             return
-        packed = zlib.compress(made, 1)
-        head = {
-            "kind": "rltrace cache", "key": self._key(self._unsealed), "unsealed": [*self._unsealed],
-            "bytes": len(packed), "sha256": hashlib.sha256(packed).hexdigest(),
-        }  # fmt: skip
-        content = checksum.signed(json.dumps(head)).encode() + b"\n" + packed
-        for folder in self._folders():
-            if _write(folder, self._file, content):
-                return
+        content = _signed(self._key(self._unsealed), [*self._unsealed], zlib.compress(made, 1))
+        if any(_write(folder, self._file, content) for folder in self._folders()):
+            shutil.rmtree(self._recording.folder / FOLDER / GROWING, ignore_errors=True)  # of no use any more
 
     def _folders(self) -> Iterator[Path]:
         """Yield where it can lie, the best place first."""
@@ -148,6 +146,53 @@ class Cache:
 
     def _key(self, unsealed: dict[str, int]) -> str:
         return hashlib.sha256(repr((self._made_by, self._before.files, unsealed)).encode()).hexdigest()
+
+
+class GrowingCache:
+    """What is kept of one process while it goes on: it stands on segments that are closed.
+
+    It lies beside the Recording and nowhere else: it is as long as what is kept in memory.
+    """
+
+    def __init__(self, recording: Recording, process: Process) -> None:
+        self._process = process
+        self._made_by = (_FORMAT, VERSION, code(), manifest.host_name(), str(recording.path), *recording.limits)
+        self._folder = recording.folder / FOLDER / GROWING
+        self.damaged: list[str] = []
+        """The file, if it cannot be read; known after `load`."""
+
+    def load(self) -> bytes | None:
+        """Return what was kept, if the segments that it stands on are as they were."""
+        file = self._folder / self._process.key
+        if file.parent.parent.is_symlink() or file.parent.is_symlink():
+            return None
+        try:
+            content = regular_file.read(file, _LIMITS)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.damaged.append(f"{file}: cannot be read: {error.strerror or error}")
+            return None
+        kept = _whole(content)
+        if kept is None:
+            self.damaged.append(f"{file}: damaged")
+            return None
+        return kept.content if kept.key == self._key(kept.names) else None
+
+    def save(self, names: Iterable[str], made: bytes) -> None:
+        """Keep what was made of these segments; if it cannot be written, it is not kept."""
+        if len(made) <= _LIMITS.document_bytes // 2 and not self._folder.parent.is_symlink():
+            _write(self._folder, self._process.key, _signed(self._key(names), sorted(names), made))
+
+    def _key(self, names: Iterable[str]) -> str:
+        told = [(name, self._process.seal(name), self._told(name)) for name in sorted(names)]
+        return hashlib.sha256(repr((self._made_by, told)).encode()).hexdigest()
+
+    def _told(self, name: str) -> tuple[str, ...] | None:
+        try:
+            return _told_by((self._process.folder / name).stat(follow_symlinks=False))
+        except OSError:  # it was dropped, or is a column now
+            return None
 
 
 def look(recording: Recording) -> Look:
@@ -230,15 +275,22 @@ def code() -> int:
 _ROOMS = ("host", "record", "read", "analysis")
 
 
-def _whole(content: bytes) -> Kept | None:
-    """Return a file of a cache; None if it is damaged or cut."""
-    line, _, packed = content.partition(b"\n")
+def _signed(key: str, names: list[str], content: bytes) -> bytes:
+    """Return a file of a cache, with what it stands on and checksums."""
+    digest = hashlib.sha256(content).hexdigest()
+    head = {"kind": "rltrace cache", "key": key, "names": names, "bytes": len(content), "sha256": digest}
+    return checksum.signed(json.dumps(head)).encode() + b"\n" + content
+
+
+def _whole(file: bytes) -> Kept | None:
+    """Return what is in a file of a cache; None if it is damaged or cut."""
+    line, _, content = file.partition(b"\n")
     if not checksum.is_intact(line):
         return None
     head = json.loads(line)
-    if len(packed) != head["bytes"] or hashlib.sha256(packed).hexdigest() != head["sha256"]:
+    if len(content) != head["bytes"] or hashlib.sha256(content).hexdigest() != head["sha256"]:
         return None
-    return Kept(head["key"], head["unsealed"], packed)
+    return Kept(head["key"], head["names"], content)
 
 
 def _write(folder: Path, name: str, content: bytes) -> bool:

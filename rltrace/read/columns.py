@@ -21,7 +21,7 @@ from rltrace.events import AUTOMATIC, Args, Counter, Span, is_of_bytes
 from rltrace.read import gate, native
 from rltrace.read.alignment import Alignment
 from rltrace.read.native import Argument, Decoder, UnsoundError
-from rltrace.read.recording import Event, Process
+from rltrace.read.recording import Event, Process, Segment
 
 OPEN = -1
 """The end of a span that has none."""
@@ -313,18 +313,27 @@ class _Decoding:
 
     def columns(self) -> Iterator[Columns]:
         """Decode all segments."""
-        for content, first_ns, last_ns, sound in self.process.segments():
-            if sound is not None:
-                raise UnsoundError
-            self.decoder.decode(content, first_ns, last_ns, may_grow=self.process.is_alive)
+        for segment in self.process.segments():
+            self._decode(segment)
             if self.decoder.rows >= ROWS:
                 yield self._taken()
+        yield self._finished()
+
+    def _decode(self, segment: Segment) -> None:
+        content, first_ns, last_ns, sound, _ = segment
+        if sound is not None:
+            raise UnsoundError
+        self.decoder.decode(content, first_ns, last_ns, may_grow=self.process.is_alive)
+
+    def _finished(self) -> Columns:
+        """Return the last rows, and count what was lost."""
         self.decoder.finish()
-        yield self._taken()
+        rows = self._taken()
         torn, orphans, strays = self.decoder.losses()
         self.process.torn += torn
         self.process.orphans += orphans
         self.process.stray_flows += strays
+        return rows
 
     def _taken(self, *, are_open: bool = False) -> Columns:
         raw, arguments = self.decoder.take()
@@ -393,6 +402,18 @@ class _Decoding:
         return found.without(unfit) if unfit else found
 
 
+class Before(NamedTuple):
+    """What was read of a process before it went on: some closed segments, and what was open behind them."""
+
+    segments: frozenset[str] = frozenset()
+    """Their names."""
+    open: Sequence[Span] = ()
+    losses: tuple[int, int, int] = (0, 0, 0)
+    """Damaged records, ends and flows without a beginning, and the flows among these."""
+    unfit_arguments: int = 0
+    threads: Mapping[int, str] = {}
+
+
 class Growing(_Decoding):
     """Makes the columns of a process while its segments grow."""
 
@@ -428,6 +449,51 @@ class Growing(_Decoding):
             UnsoundError: they have something that only the Python reader knows.
         """
         return self.decoder.decode_more(content, *life_ns, thread)
+
+    def since(self, before: Before, at_rest: Callable[[Before], None]) -> Iterator[Columns]:
+        """Decode all segments but those that were read before.
+
+        Args:
+            before: What was read then.
+            at_rest: Gets what has been read when all closed segments are decoded, and all their rows taken.
+
+        Raises:
+            UnsoundError: there is something that only the Python reader knows.
+        """
+        process, names = self.process, set(before.segments)
+        segments = process.segments(before.segments, closed_first=True)
+        process.torn, process.orphans, process.stray_flows = before.losses
+        process.unfit += before.unfit_arguments
+        process.threads.update(before.threads)
+        self.resume(before.open)
+        self.decoder.take()
+        has_rested = False
+        for segment in segments:
+            is_closed = process.seal(segment.name) is not None
+            if not is_closed and not has_rested:
+                has_rested = True
+                yield self._taken()
+                self._rest(names, at_rest)
+            self._decode(segment)
+            if is_closed:
+                names.add(segment.name)
+            if self.decoder.rows >= ROWS:
+                yield self._taken()
+        if not has_rested:
+            yield self._taken()
+            self._rest(names, at_rest)
+        yield self._finished()
+
+    def _rest(self, names: set[str], at_rest: Callable[[Before], None]) -> None:
+        process, unfit = self.process, self.process.unfit
+        if self.decoder.many_early or process.damaged_segments:
+            return  # what comes next may depend on more than on what is open
+        spans = self.open()
+        is_fit, process.unfit = process.unfit == unfit, unfit
+        if is_fit:
+            torn, orphans, strays = self.decoder.losses()
+            losses = (process.torn + torn, process.orphans + orphans, process.stray_flows + strays)
+            at_rest(Before(frozenset(names), spans, losses, unfit - process.unfit_fields, {**process.threads}))
 
     def ended(self) -> Columns:
         """Return what has ended since this was asked last, and the samples."""

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -647,7 +647,8 @@ class Process:
         return sum(sizes.values())
 
     def segment(self, name: str) -> bytes:
-        """Return the content of a segment, from its file or from columns.
+        """Return the content of a segment, from its file, or from columns if there is none or it is not as it was
+        closed.
 
         Raises:
             RefusedError: its file is no regular one, or too large.
@@ -655,14 +656,33 @@ class Process:
             OSError: it cannot be read, because it was dropped for example.
         """
         try:
-            return regular_file.read(self.folder / name, self.limits)
+            content = regular_file.read(self.folder / name, self.limits)
         except FileNotFoundError:
             return self.packed.read(name)
+        if self.packed.has(name) and self._is_earlier(name, content):
+            with contextlib.suppress(OSError):
+                return self.packed.read(name)
+        return content
 
-    def segments(self) -> Iterator[Segment]:
-        """Yield its segments in order, and count what is not as it was written, as `events` does."""
+    def _is_earlier(self, name: str, content: bytes) -> bool:
+        """Return whether a segment is not as it was when it was closed, or was made brief after that."""
+        seal = self.seal(name)
+        return seal is not None and checksum.of_bytes(content) not in (seal, *self.removed.segments.get(name, ()))
+
+    def segments(self, known: Set[str] = frozenset(), *, closed_first: bool = False) -> Iterator[Segment]:
+        """Yield its segments in order, and count what is not as it was written, as `events` does.
+
+        Args:
+            known: Names of segments that are left out.
+            closed_first: Those that nobody has closed come last. The segments of a thread stay in their order.
+        """
         self._forget_losses()
-        return EventReader(self, self.types).segments()
+        return EventReader(self, self.types).segments(known, closed_first=closed_first)
+
+    @property
+    def unfit_fields(self) -> int:
+        """Return how many fields of its lines were left out because they cannot be right."""
+        return self._unfit_fields
 
     def _forget_losses(self) -> None:
         self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
@@ -671,6 +691,11 @@ class Process:
     def seal(self, name: str) -> checksum.Sum | None:
         """Return how a segment was when it was full or closed; None if nobody said that yet."""
         return self._seals.get(name)
+
+    @property
+    def closed_segments(self) -> set[str]:
+        """Return the segments that are full or closed and were not dropped, as far as it has said so."""
+        return self._seals.keys() - self._dropped.keys()
 
     @property
     def names_of_unsealed(self) -> list[str]:
@@ -877,7 +902,7 @@ class Process:
             self.damaged_segments += len(self.packed.damaged)
         if self.is_alive:  # one may have been dropped a moment ago
             return
-        missing = self._seals.keys() - self._dropped.keys() - set(names)
+        missing = self.closed_segments - set(names)
         closed = 0 if self._closed_segments is None else self._closed_segments
         own = {name for name, is_own in self._dropped.items() if is_own}
         self.damaged_segments += len(missing) + max(0, closed - len(self._seals.keys() - own))
@@ -904,6 +929,8 @@ class Segment(NamedTuple):
     """From when to when its records can have been written."""
     sound: list[list[Any]] | None = None
     """Its records in order, if some are not."""
+    name: str = ""
+    """Of the file."""
 
 
 def _nothing() -> None: ...
@@ -959,13 +986,14 @@ class EventReader:
             yield span
         self.process.orphans += len(self.early_ends)
 
-    def segments(self) -> Iterator[Segment]:
-        """Yield the segments that can be read."""
+    def segments(self, known: Set[str] = frozenset(), *, closed_first: bool = False) -> Iterator[Segment]:
+        """Yield the segments that can be read, without those that are known."""
         names = self.process.segment_names
-        for name in names:
-            segment = self._content(name)
+        order = sorted(names, key=lambda name: self.process.seal(name) is None) if closed_first else names
+        for name in order:
+            segment = self._content(name) if name not in known else None
             if segment is not None:
-                yield segment
+                yield segment._replace(name=name)
         self.process.check_all_there(names)
 
     def resume(self, spans: Iterable[Span]) -> None:
@@ -989,7 +1017,7 @@ class EventReader:
         """
         open_spans, stacks, crossings = self.open, self.stacks, self.crossings
         leave_out_unfit = gate.leave_out_unfit
-        data, first_ns, last_ns, sound = segment
+        data, first_ns, last_ns, sound, _ = segment
         self.first_ns, self.last_ns, checks = first_ns, last_ns, self.checks
         decoded = self._decoded(data, self._damaged)
         if sound is not None:

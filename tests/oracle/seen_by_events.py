@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 from rltrace.analysis import observations
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.lanes import Lane
+from rltrace.analysis.numbers import number
 from rltrace.analysis.observations import (
     RESIDENT,
     SERVED,
@@ -180,40 +181,40 @@ def _see_passed(seen: Seen, span: Span, shift_ns: int) -> None:
         key = str(args.get("request_id", span.name))  # without one, it joins nothing
     kept = seen.passed[span.name]
     _see_interval(kept, span, shift_ns)
-    kept.places.append(hash((seen.process.key, _signed(span.thread), _signed(span.task))))
-    kept.keys.append(hash(key))
+    kept.places.append(number(seen.process.key, _signed(span.thread), _signed(span.task)))
+    kept.keys.append(number(key))
     if span.name in (RAY_SUBMIT, RAY_CALL):
         return
     kept.trajectories.append(_hash(args.get("trajectory")))
     kept.tokens.append(int(args.get("tokens", -1)))
     kept.prompt_tokens.append(int(args.get("prompt_tokens", -1)))
     if span.name == REQUEST:
-        kept.stems.append(hash(asked_ids(key)[1]))
+        kept.stems.append(number(asked_ids(key)[1]))
         prompt = prompt_of(key)
-        kept.prompts.append(0 if prompt is None else hash((seen.process.key, prompt)))
+        kept.prompts.append(0 if prompt is None else number(seen.process.key, prompt))
         kept.queued_ns.append(int(args.get("queued_ns", -1)))
         kept.first_token_ns.append(int(args.get("first_token_ns", -1)))
         kept.cached_tokens.append(int(args.get("cached_tokens", -1)))
 
 
 def _hash(text: Any) -> int:
-    return 0 if text is None else hash(str(text))
+    return 0 if text is None else number(str(text))
 
 
 def _see_trajectory(seen: Seen, span: Span, shift_ns: int) -> None:
     kept, args = seen.trajectories, span.args
     _see_interval(kept, span, shift_ns)
-    kept.places.append(hash((seen.process.key, _signed(span.thread), _signed(span.task))))
+    kept.places.append(number(seen.process.key, _signed(span.thread), _signed(span.task)))
     kept.trajectories.append(_hash(args.get("trajectory")))
     prompt = observations.sampled_prompt(args)
-    kept.prompts.append(0 if prompt is None else hash(prompt))
+    kept.prompts.append(0 if prompt is None else number(*prompt))
     kept.are_validating.append(args.get("validate") is True)
 
 
 def _see_tool_call(seen: Seen, span: Span, shift_ns: int) -> None:
     kept, args = seen.tool_calls, span.args
     _see_interval(kept, span, shift_ns)
-    kept.places.append(hash((seen.process.key, _signed(span.thread), _signed(span.task))))
+    kept.places.append(number(seen.process.key, _signed(span.thread), _signed(span.task)))
     kept.trajectories.append(_hash(args.get("trajectory")))
     kept.tools.append(kept.place(span.name if args.get("tool") is None else str(args["tool"])))
 

@@ -1,5 +1,5 @@
-"""Feeds mutated segments to the native decoder, and mutated arguments to the encoder, built with AddressSanitizer and
-UndefinedBehaviorSanitizer.
+"""Feeds mutated segments to the native decoder, mutated arguments to the encoder, and intervals in any order to their
+arithmetic, built with AddressSanitizer and UndefinedBehaviorSanitizer.
 
 Each segment lies in memory of exactly its size, so that a read beyond its end is seen. The first wrong access ends the
 process with a report. What the decoder returns is compared with the Python reader in `test_columns.py`.
@@ -25,7 +25,7 @@ import numpy as np
 
 from rltrace.read import native
 from rltrace.read.columns import ARGUMENTS
-from rltrace.read.native import build, packets
+from rltrace.read.native import build, intervals, packets
 from rltrace.read.native.build import SANITIZER
 from rltrace.read.recording import Recording
 
@@ -96,6 +96,7 @@ def _feed(segments: int, seed: int) -> Counter[str]:
                 content = _mutated(chance.choice(seeds), chance)
                 exact = (ctypes.c_char * len(content)).from_buffer_copy(content)
                 _encode(library, chance, said)
+                _compute(library, chance, said)
                 if chance.random() < 0.3:
                     decoder.decode_more(exact, 0, 1 << 59, 7)  # type: ignore[arg-type]
                     decoder.show_open()
@@ -167,6 +168,30 @@ def _encode(library: ctypes.CDLL, chance: random.Random, said: Counter[str]) -> 
     said["groups"] += int(numbers.max()) + 1
     for is_flat in (False, True):
         said["rows"] += int(encoder.place(int(is_flat), starts, ends, is_flat=is_flat).max()) + 1
+
+
+def _compute(library: ctypes.CDLL, chance: random.Random, said: Counter[str]) -> None:
+    """Join, cut and add up intervals, of which some are empty or end before they begin, and windows that overlap."""
+    rows, windows = (_intervals(chance) for _ in range(2))
+    said["joined"] += len(intervals.union(library, rows))
+    # Each piece is asked for; the room that is first made for them holds those of disjoint rows only.
+    said["pieces"] += len(intervals.cut(library, rows, windows)[0])
+    groups, kinds = chance.randrange(1, 5), chance.randrange(1, 5)
+    group_of = np.array([chance.randrange(-1, groups + 1) for _ in rows], np.int64)
+    kind_of = np.array([chance.randrange(-1, kinds + 1) for _ in windows], np.int64)
+    sums = intervals.added_up(library, rows, group_of, windows, kind_of, (groups, kinds))
+    said["added up"] += int((sums != 0).sum())
+
+
+def _intervals(chance: random.Random) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    reach_ns = chance.choice([5, 100, 1 << 59])
+    rows = [sorted(chance.randrange(reach_ns) for _ in range(2)) for _ in range(chance.randrange(30))]
+    if chance.random() < 0.7:
+        rows.sort()
+    for row in rows:
+        if chance.random() < 0.05:
+            row.reverse()
+    return np.array(rows, np.int64).reshape(-1, 2)
 
 
 def main() -> int:

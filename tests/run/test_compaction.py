@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -205,6 +206,19 @@ def test_a_kill_leaves_segments_or_columns(recorded: Path, tmp_path: Path, seed:
     assert {process.key: [*process.events()] for process in Recording.open(run).processes} == whole
 
 
+def test_a_full_disk_leaves_segments(run: Path) -> None:
+    """If columns cannot be written, one line says so, and everything is as it was."""
+    before = {path: path.read_bytes() for path in files(run, "")}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        result = CliRunner().invoke(main, ["collect", "--compact", str(run)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert result.exit_code == 3 and "nothing is lost: make room and compact it again" in result.output
+    assert {path: path.read_bytes() for path in files(run, "")} == before
+
+
 def test_a_run_that_goes_on_is_refused(tmp_path: Path) -> None:
     """Nobody takes segments away from processes that may still write, or drop them to keep to a budget."""
     rltrace.start(tmp_path / "run", role="driver")
@@ -256,6 +270,16 @@ def test_columns_that_changed_are_told(parts: list[bytes], data: st.DataObject) 
         assert len(packed.unpack(bytes(block), len(content))) == len(content)
     except packed.DamagedError:
         pass
+
+
+def test_an_earlier_state_of_a_segment_is_not_read(run: Path) -> None:
+    """A file that was collected while it was being written is passed over once its columns are there."""
+    segment = files(run, ".seg")[-1]
+    part = segment.read_bytes()[:10_000]
+    whole = said(run)
+    compact(Recording.open(run))
+    segment.write_bytes(part)
+    assert said(run) == whole
 
 
 def test_no_column_file_is_replaced(tmp_path: Path) -> None:

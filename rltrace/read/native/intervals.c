@@ -91,7 +91,9 @@ PUBLIC void rltrace_add_up(const int64_t *rows, const int64_t *group_of, int64_t
         for (int64_t window = first; window < many_windows && windows[2 * window] < end; window++) {
             int64_t begins = windows[2 * window], ends = windows[2 * window + 1];
             if (kind_of[window] < 0 || kind_of[window] >= kinds) continue;
-            sums[group_of[n] * kinds + kind_of[window]] += (end < ends ? end : ends) - (start > begins ? start : begins);
+            int64_t inside = (end < ends ? end : ends) - (start > begins ? start : begins);
+            uint64_t *sum = (uint64_t *)&sums[group_of[n] * kinds + kind_of[window]];
+            *sum += (uint64_t)inside; /* what is beyond 64 bits is lost, as with numpy */
         }
     }
 }

@@ -196,7 +196,7 @@ static int args_of(const Rows *rows, int64_t row, Args *args) {
 /* ---------------------------------------------------------------- arguments */
 
 static const uint8_t *part_of(const uint8_t *key, const uint8_t *end, int dots) {
-    const uint8_t *dot = dots < MOST_DOTS ? memchr(key, '.', (size_t)(end - key)) : NULL;
+    const uint8_t *dot = dots < MOST_DOTS && key < end ? memchr(key, '.', (size_t)(end - key)) : NULL;
     return dot ? dot : end;
 }
 

@@ -1,0 +1,11 @@
+"""Numbers that stand for ids: the same in every process, so that what was kept by one means the same to the next."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+
+def number(*parts: object) -> int:
+    """Return a number of 64 bits for texts and numbers together; never 0, which stands for nothing."""
+    text = "\0".join(map(str, parts)).encode(errors="surrogatepass")
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little", signed=True) or 1
