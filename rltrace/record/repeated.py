@@ -156,7 +156,12 @@ def beginning(
         is_told_again: Returns whether an object tells once more of the stretch that it has begun.
     """
 
-    count = gate.row.fired
+    def count_first() -> None:
+        nonlocal count
+        gate.row.fired()
+        count = gate.row.fired
+
+    count: Callable[[], object] = count_first
 
     def begin(of: Any) -> None:
         stretch = known.get(id(of))
@@ -167,12 +172,10 @@ def beginning(
             count()
 
     def begin_slowly(of: Any, stretch: Stretch | None) -> None:
-        nonlocal count
         try:
-            gate.row.fired()
+            count_first()
             if stretch is None:
                 stretch = meet(of)
-                count = gate.row.fired
             elif is_told_again(of):
                 return
             else:
@@ -194,7 +197,12 @@ def ending(gate: Gate, known: dict[int, Stretch]) -> Callable[[Any], None]:
         known: Stretches by the ids of their parts.
     """
 
-    count = gate.row.fired
+    def count_first() -> None:
+        nonlocal count
+        gate.row.fired()
+        count = gate.row.fired
+
+    count: Callable[[], object] = count_first
 
     def end(of: Any) -> None:
         stretch, start_ns = known.get(id(of)), 0
@@ -217,10 +225,8 @@ def ending(gate: Gate, known: dict[int, Stretch]) -> Callable[[Any], None]:
         end_slowly(stretch, start_ns)
 
     def end_slowly(stretch: Stretch, start_ns: int) -> None:
-        nonlocal count
         try:
-            gate.row.fired()
-            count = gate.row.fired
+            count_first()
             stretch.said.write(start_ns)
         except own_failure() as error:
             gate.failed(error)

@@ -18,6 +18,7 @@ from rltrace.hooks.patching import Hook
 from rltrace.read.recording import Recording
 from rltrace.record import repeated, spans
 from rltrace.record.repeated import Said, Stretch
+from rltrace.record.writer import HookCount
 
 OURS = str(Path(rltrace.__file__).parent)
 
@@ -155,6 +156,26 @@ def test_parts(folder: Path, hook: Hook) -> None:
     found = read(folder)
     assert [span.args.get("error") for span in found] == ["RuntimeError", None]
     assert found[0].end_ns is not None and found[0].end_ns <= found[1].start_ns
+
+
+@pytest.mark.parametrize("make", [calls, stretch])
+def test_counts(folder: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    """Each is counted, and the count is not written each time."""
+    settled: list[HookCount] = []
+    settle = HookCount.settle
+    monkeypatch.setattr(HookCount, "settle", lambda row: (settled.append(row), settle(row)))
+    rltrace.start(folder)
+    with rltrace.span("first"):  # the thread has a segment
+        pass
+    hook = Hook("ours", "ours:repeated", (), spans.current())
+    hook.report("installed")
+    for of_one in make(hook) * 20:
+        of_one()
+    assert len(settled) <= 4
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    (said,) = process.hooks
+    assert said["fired"] == (20 if make is calls else 40)  # a stretch has two hooks, which are one here
 
 
 @pytest.mark.parametrize("make", [calls, stretch])
