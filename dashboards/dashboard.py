@@ -186,7 +186,10 @@ def made() -> str:
         built = built.with_row(dashboard.Row(title))
         for panel in panels:
             built = built.with_panel(_panel(panel))
-    return JSONEncoder(sort_keys=True, indent=2).encode(built.build()) + "\n"
+    whole = built.build()
+    for variable in whole.templating.list_val or []:
+        variable.auto = variable.auto_min = variable.auto_count = None  # an interval's, and no other variable's
+    return JSONEncoder(sort_keys=True, indent=2).encode(whole) + "\n"
 
 
 def _source() -> models.DataSourceRef:

@@ -27,19 +27,21 @@ hooks.
 COLUMNS = ("framework", "versions", "steps", "phases of a step", "start-up", "weight sync", "memory", "requests")
 RELEASES = "tests/verl_releases/test_verl_releases.py"
 ON_SGLANG = "tests/gpu/test_gpu_sglang.py"
+OTEL = "tests/frameworks/test_opentelemetry.py"
 SHOWN = {
     "torch": (("2.13", "CPU", "tests/instrument/test_fsdp.py"), ("2.11", "GPU", "tests/gpu/test_gpu_memory.py")),
     "transformers": (("5.24", "CPU", "tests/instrument/test_any_loop.py"),),
     "peft": (("0.21", "CPU", "tests/frameworks/test_peft.py"),),
     "ray": (("2.60", "CPU", "tests/instrument/test_ray.py"),),
-    "opentelemetry-api": (("1.45", "CPU", "tests/instrument/test_opentelemetry.py"),),
-    "opentelemetry-sdk": (("1.45", "CPU", "tests/instrument/test_opentelemetry.py"),),
+    "opentelemetry-api": (("1.20", "CPU", OTEL), ("1.30", "CPU", OTEL), ("1.45", "CPU", OTEL)),
+    "opentelemetry-sdk": (("1.20", "CPU", OTEL), ("1.30", "CPU", OTEL), ("1.45", "CPU", OTEL)),
     "requests": (("2.34", "CPU", "tests/instrument/test_trace_context.py"),),
     "httpx": (("0.28", "CPU", "tests/instrument/test_trace_context.py"),),
     "aiohttp": (("3.14", "CPU", "tests/instrument/test_trace_context.py"),),
     "tensorboard": (("2.21", "CPU", "tests/instrument/test_trackers.py"),),
+    "tensorboardX": (("2.6", "CPU", "tests/instrument/test_trackers.py"),),
     "wandb": (("0.31", "CPU", "tests/instrument/test_trackers.py"),),
-    "vllm": (("0.26", "CPU", "tests/frameworks/test_vllm_cpu.py"), ("0.24", "GPU", "tests/gpu/test_gpu_memory.py")),
+    "vllm": (("0.32", "CPU", "tests/frameworks/test_vllm_cpu.py"), ("0.24", "GPU", "tests/gpu/test_gpu_memory.py")),
     "sglang": (("0.5.12", "CPU", "tests/frameworks/test_sglang_cpu.py"), ("0.5.12", "GPU", ON_SGLANG)),
     "torch_memory_saver": (("0.0.10", "GPU", ON_SGLANG),),
     "trl": (("1.16", "CPU", "tests/frameworks/test_trl.py"), ("1.16", "GPU", "tests/gpu/test_gpu_trl.py")),

@@ -44,6 +44,7 @@ INSTRUMENTATIONS = {
     "trl": "rltrace.instrument.trl:Trl",
     "trackers": "rltrace.instrument.trackers:Trackers",
     "tensorboard": "rltrace.instrument.trackers:Tensorboard",
+    "tensorboardx": "rltrace.instrument.trackers:TensorboardX",
     "wandb": "rltrace.instrument.trackers:Wandb",
     "verl": "rltrace.instrument.verl:Verl",
     "openrlhf": "rltrace.instrument.openrlhf:OpenRlhf",

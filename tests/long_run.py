@@ -90,7 +90,10 @@ def simulate(folder: Path, *, hours: float, speed: float, budget_bytes: int) -> 
 
 def check(run: Simulated) -> None:
     """Hold what the Recording says, and what the process had, against what was promised."""
-    assert budgeted_runs.disk_bytes(run.folder) <= run.budget_bytes
+    size_bytes = budgeted_runs.disk_bytes(run.folder)
+    print(f"{run.steps:,} steps, {size_bytes:,} of {run.budget_bytes:,} bytes")
+    print(run.looks[len(run.looks) // 5], run.looks[-1])
+    assert size_bytes <= run.budget_bytes
     early, late = run.looks[len(run.looks) // 5], run.looks[-1]
     assert late["files"] == early["files"]
     assert late["mapped_segments"] <= early["mapped_segments"] + 1

@@ -7,6 +7,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from warm_python import warm
+
 import rltrace
 from rltrace.events import COLLECTION, Span
 from rltrace.read.recording import Recording
@@ -52,15 +54,19 @@ def traced_environment(folder, **environment):
     }
 
 
-def run_traced(tmp_path, source, *, timeout_s=120, arguments=(), **environment):
-    """Run a program's source with tracing."""
+def run_traced(tmp_path, source, *, timeout_s=120, arguments=(), imported="", **environment):
+    """Run a program's source with tracing; in a Python that has imported a module before, if one is named."""
     folder = tmp_path / "recording"
     manifest.create(folder, owner=None, command=[], config=None)
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(source))
+    variables = traced_environment(folder, **environment)
+    if imported:
+        done = warm(imported).run(program, variables, tmp_path, timeout_s)
+        return TracedRun(done.returncode, done.stdout, done.stderr, Recording.open(folder))
     done = subprocess.run(
         [sys.executable, *arguments, str(program)],
-        env=traced_environment(folder, **environment),
+        env=variables,
         check=False,
         capture_output=True,
         text=True,

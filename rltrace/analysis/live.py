@@ -177,6 +177,8 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     errors: list[ErrorNow]
     errors_in_all: int
     hosts: list[HostNow]
+    hosts_elsewhere: list[str]
+    """Other hosts of the run, of which nothing is here yet."""
     ranks_started: int | None
     """How many ranks the launcher started; None if nobody said so."""
     processes: int
@@ -254,6 +256,7 @@ class Live:
             errors=errors[-MOST_ERRORS:],
             errors_in_all=sum(one.many_errors + (one.process.killed_by is not None) for one in program),
             hosts=_hosts(kept),
+            hosts_elsewhere=sorted(self.follower.read_hosts - {one.process.host for one in kept}),
             ranks_started=max((one.process.world_size for one in program if one.process.world_size), default=None),
             processes=len(program),
             ended=sum(one.is_over for one in program),

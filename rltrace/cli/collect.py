@@ -71,7 +71,7 @@ def collect(
     opened = [open_run(run, limits) for run in runs or (None,)]
     if len(opened) == 1:
         if address is not None or not compact:
-            _from_cluster(opened[0], address)
+            _from_cluster(opened[0], address, steps)
         if compact:
             _compact(open_run(str(opened[0].path), limits))
         return
@@ -113,7 +113,7 @@ def _compact(recording: Recording) -> None:
         ) from None
 
 
-def _from_cluster(recording: Recording, address: str | None) -> None:
+def _from_cluster(recording: Recording, address: str | None, steps: Wanted) -> None:
     if recording.folder != recording.path:
         raise RecordingError(f"{recording.path}: an archive, which is read-only; unpack it and give the folder")
     from rltrace.record import cluster
@@ -130,8 +130,8 @@ def _from_cluster(recording: Recording, address: str | None) -> None:
     run_id, authentication = str(recording.manifest.get("run_id")), cluster.ray_authentication(recording.path)
     with nodes.join(where, run_id, authentication) as joined:
         failures = joined.read_clocks(recording.path)
-        done = fetch(recording.path, joined)
-    echo(f"{recording.path}: {done}")
+        done = fetch(recording.path, joined, steps)
+    _say(recording.path, done)
     _report([*failures, *done.failures])
 
 

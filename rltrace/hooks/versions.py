@@ -24,6 +24,9 @@ Release = tuple[int, ...]
 PYTHON = "Python"
 """The name under which hooks on the standard library say which versions they know."""
 
+DISTRIBUTIONS = {"opentelemetry": ("opentelemetry-api", "opentelemetry-sdk")}
+"""Distributions that have parts of one package, by its name; the first of them says its version."""
+
 _COMPARE: dict[str, Callable[[Release, Release], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -68,12 +71,17 @@ def _unmet(requirement: str, last_read: Mapping[str, str], *, is_strict: bool) -
             continue
         if not _COMPARE[compare](_padded(_release(version)), _padded(_release(bound))):
             return f"{package} {version} is not supported; this hook supports {requirement}"
-    read = last_read.get(package)
+    read = last_read.get(package_with(package))
     if is_strict and read is not None and is_newer(version, read):
         return (
             f"{package} {version} is newer than {read}, the last one that was read; {STRICT_VARIABLE}=1 leaves it out"
         )
     return None
+
+
+def package_with(distribution: str) -> str:
+    """Return the package that a distribution has a part of: mostly the one of its name."""
+    return next((package for package, parts in DISTRIBUTIONS.items() if distribution in parts), distribution)
 
 
 def _is_there(package: str) -> bool:
@@ -106,7 +114,8 @@ def installed_version(package: str) -> str | None:
     # Imported here: it takes 24 ms, and every framework has imported it before a hook asks.
     from importlib import metadata
 
-    return _installed_version(package, tuple(sys.path), metadata.version)
+    distribution = DISTRIBUTIONS.get(package, (package,))[0]
+    return _installed_version(distribution, tuple(sys.path), metadata.version)
 
 
 @functools.lru_cache(maxsize=64)

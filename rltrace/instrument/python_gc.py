@@ -15,7 +15,6 @@ import functools
 import gc
 import itertools
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +25,7 @@ from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record import lifecycle, spans
+from rltrace.record.lock import InterruptibleLock
 
 WORTH_NS = 5_000_000
 """Shorter collections, as of young objects while packages are imported, are not recorded."""
@@ -49,18 +49,19 @@ class PythonGc:
 def watch_collections(hook: Hook) -> Callable[[], None]:
     """Make each long collection a span; return what undoes it."""
     times_ns: deque[int] = deque(maxlen=MOST_COLLECTIONS * TIMES)
-    reading = threading.Lock()
+    lock = InterruptibleLock()
 
     def read(_boundary: boundaries.Boundary | None = None) -> None:
-        if len(times_ns) < TIMES or not reading.acquire(blocking=False):
+        if len(times_ns) < TIMES or lock.is_held_here:
             return
         try:
-            for start_ns, end_ns in each_collection(times_ns):
-                write_if_long(hook, start_ns, end_ns)
+            lock.run_if_free(read_alone)
         except own_failure() as error:
             hook.failed(error)
-        finally:
-            reading.release()
+
+    def read_alone() -> None:
+        for start_ns, end_ns in each_collection(times_ns):
+            write_if_long(hook, start_ns, end_ns)
 
     def forget(_on: bool = True) -> None:
         for _ in each_collection(times_ns):

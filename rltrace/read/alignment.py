@@ -245,13 +245,23 @@ def read(recording: Path, reference: Domain) -> dict[Domain, Alignment]:
         recording: Folder of the Recording.
         reference: Exchanges with another reference are ignored.
     """
+    return fitted(read_lines(recording).values, reference)
+
+
+def fitted(lines: Iterable[dict[str, Any]], reference: Domain) -> dict[Domain, Alignment]:
+    """Return the alignment of every domain that was measured against the reference.
+
+    Args:
+        lines: Of readings.
+        reference: Exchanges with another reference are ignored.
+    """
     readings: dict[Domain, list[Reading]] = {}
-    for said in read_lines(recording).values:
+    for said in lines:
         if tuple(said["reference"]) == reference:
             times_ns = (said["sent_ns"], said["read_ns"], said["received_ns"])
             readings.setdefault(tuple(said["domain"]), []).append(Reading.of(*times_ns))
-    fitted = {domain: Alignment(found) for domain, found in readings.items()}
-    return {domain: fit for domain, fit in fitted.items() if abs(fit.drift) <= MOST_DRIFT}
+    fits = {domain: Alignment(found) for domain, found in readings.items()}
+    return {domain: fit for domain, fit in fits.items() if abs(fit.drift) <= MOST_DRIFT}
 
 
 def read_lines(recording: Path) -> gate.Fitting:

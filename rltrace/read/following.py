@@ -147,6 +147,8 @@ class Follower:
         self._followed: dict[str, _Followed] = {}
         self._domain = recording.own_domain
         self._aligned: dict[Domain, alignment.Alignment] = {}
+        self.read_hosts: set[str] = set()
+        """Other hosts of the run whose clocks were read. What they record is here once it is collected."""
         self._clock_bytes = -1
         self._is_marked = recording.manifest["version"] >= MARKED_SINCE
         self._pace = Pace(INFERRED_SHARE)
@@ -209,7 +211,7 @@ class Follower:
         self._read_clocks()
         for one in self._followed.values():
             if not one.is_over and one.is_identified:
-                yield from one.read_segments(self._count)
+                yield from one.read_segments(self._count, has_ended=has_ended)
         yield from self._infer(has_ended)
         self.is_over = has_ended
 
@@ -263,7 +265,9 @@ class Follower:
         if self._domain and size_bytes != self._clock_bytes:
             self._clock_bytes = size_bytes
             self._count(size_bytes)
-            self._aligned = alignment.read(self.recording.folder, self._domain)
+            said = alignment.read_lines(self.recording.folder).values
+            self._aligned = alignment.fitted(said, self._domain)
+            self.read_hosts = {line["host"] for line in said if isinstance(line.get("host"), str)}
         for one in self._followed.values():
             fit = self._aligned.get(one.process.clock_domain)
             if self._domain and fit is not None and one.process.clock_domain != self._domain:
@@ -330,14 +334,20 @@ class _Followed:
 
     # ---- segments ----
 
-    def read_segments(self, count: Callable[[int], None]) -> Iterator[News]:
-        """Yield what was appended to its segments."""
-        is_last = self.process.end_ns is not None or self.process.gone_ns is not None
+    def read_segments(self, count: Callable[[int], None], *, has_ended: bool) -> Iterator[News]:
+        """Yield what was appended to its segments.
+
+        Args:
+            count: Is told how many bytes were read.
+            has_ended: Whether the run has, so that nothing more comes of this process.
+        """
+        is_over = self.process.end_ns is not None or self.process.gone_ns is not None
         self._find_segments()
+        is_last = is_over and (has_ended or self._is_all_here())
         self._read_lost(count)
         parts: list[_Part] = []
         for name, tail in sorted(self._tails.items()):
-            is_closed = is_last or self.process.seal(name) is not None
+            is_closed = is_last or self._is_closed(name)
             content = self._appended(tail, count, is_closed=is_closed)
             if content:
                 parts.append(_Part(tail, content))
@@ -357,6 +367,21 @@ class _Followed:
         if news.is_new or news.began or cut or not news.is_empty or is_last or news.losses != self._given_losses:
             self._given_losses = news.losses
             yield news
+
+    def _is_closed(self, name: str) -> bool:
+        """Return whether a segment is as it was when it was closed. Files of other hosts are collected one by one: its
+        process may have said so before it is here."""
+        seal = self.process.seal(name)
+        return seal is not None and (self._is_own or _size_of(self.process.folder / name) >= seal.size_bytes)
+
+    def _is_all_here(self) -> bool:
+        closed = self.process.closed_segments - self._finished
+        return self._is_own or all(map(self._is_closed, closed))
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether it runs on this host, where files are as it wrote them."""
+        return self.process.host == manifest.host_name()
 
     def _decoded(self, parts: Sequence[_Part], count: Callable[[int], None]) -> Columns | Sequence[Event]:
         """Decode what was read; a typed span in it may have been declared only after its lines were read."""
@@ -390,11 +415,13 @@ class _Followed:
         """Return what was appended to a segment, whole records."""
         try:
             part = regular_file.tail(tail.path, tail.at, self._limits)
-            if tail.inode not in (None, part.inode):  # it was made brief
+            if tail.inode not in (None, part.inode):  # it was made brief, or collected once more
                 count(part.read_bytes)
                 part = regular_file.tail(tail.path, 0, self._limits)
                 count(part.read_bytes)
-                return self._of_brief(tail, part.content)
+                if not tail.is_beginning_of(part.content):
+                    return self._of_brief(tail, part.content)
+                part = part._replace(content=part.content[tail.at :], read_bytes=0)
         except regular_file.RefusedError:
             self.process.torn += 1
             tail.is_gone = True
@@ -623,6 +650,10 @@ class _SegmentTail:
     @property
     def sum(self) -> Sum:
         return Sum(self.at, self._crc32)
+
+    def is_beginning_of(self, content: bytes) -> bool:
+        """Return whether what was read is the beginning of some content."""
+        return len(content) >= self.at and zlib.crc32(content[: self.at]) == self._crc32
 
     def take(self, content: bytes, *, is_closed: bool) -> bytes:
         """Return the whole records at the beginning of what follows, and go behind them.

@@ -293,7 +293,7 @@ _PLACE = record(
 COLUMNS = record({"kind": Field(text), "format": Field(_count), "segments": Field(many(_PLACE))})
 """The first line of a file with the columns of segments: see `read/packed.py`."""
 
-COLLECTED = record({"host": Field(text), "where": Field(text), "steps": Field(text)})
+COLLECTED = record({"host": Field(text), "steps": Field(text)})
 """Which steps of a host were collected whole."""
 
 ENDING = record({"exit_code": Field(whole(-(2**31), 2**31)), "interrupted_by": Field(maybe(whole(1, 128)))})

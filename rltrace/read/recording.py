@@ -683,6 +683,11 @@ class Process:
         return self._seals.get(name)
 
     @property
+    def closed_segments(self) -> set[str]:
+        """Return the segments that are full or closed and were not dropped, as far as it has said so."""
+        return self._seals.keys() - self._dropped.keys()
+
+    @property
     def names_of_unsealed(self) -> list[str]:
         """Return the segments that nobody closed; none of a process that ended before there were checksums."""
         if not self.has_checksums and self.end_ns is not None:
@@ -887,7 +892,7 @@ class Process:
             self.damaged_segments += len(self.packed.damaged)
         if self.is_alive:  # one may have been dropped a moment ago
             return
-        missing = self._seals.keys() - self._dropped.keys() - set(names)
+        missing = self.closed_segments - set(names)
         closed = 0 if self._closed_segments is None else self._closed_segments
         own = {name for name, is_own in self._dropped.items() if is_own}
         self.damaged_segments += len(missing) + max(0, closed - len(self._seals.keys() - own))

@@ -11,7 +11,6 @@ Nothing of this is in the way of a process that records everything.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +30,7 @@ from rltrace.host.interruption import own_failure
 from rltrace.record import allocation_steps, spans
 from rltrace.record.allocation_steps import RunningSteps, step_number
 from rltrace.record.announcement import complain_once
+from rltrace.record.lock import InterruptibleLock
 from rltrace.record.step_numbers import Numbers, numbers
 from rltrace.record.writer import Recorder
 
@@ -59,7 +59,7 @@ class Follower:
     def __init__(self, recorder: Recorder, steps: Numbers | None, ranks: Numbers | None) -> None:
         self._recorder = recorder
         self._steps, self._ranks = steps, ranks
-        self._lock = threading.RLock()
+        self._lock = InterruptibleLock()
         """It is re-entrant, because a signal handler may mark a phase while it is held."""
         self._begun = 0
         """How many steps of its own this process has begun: from then on it goes by them."""
@@ -67,33 +67,36 @@ class Follower:
 
     def look(self) -> None:
         """Ask, where a phase begins, whether a chosen step runs. Never raises, and never waits."""
-        if self._begun or not self._lock.acquire(blocking=False):
+        if self._begun:
             return
         try:
-            are_chosen = self._steps is None or any(self._steps.has(step) for step in self._running.now())
-            self._record(in_full=are_chosen)
+            self._lock.run_if_free(self._look)
         except own_failure():
             self._recorder.lose()
-        finally:
-            self._lock.release()
+
+    def _look(self) -> None:
+        are_chosen = self._steps is None or any(self._steps.has(step) for step in self._running.now())
+        self._record(in_full=are_chosen)
 
     def step_begins(self, args: dict[str, Any]) -> int | None:
         """Begin a step of this process; return its number if others are told of it. Never raises."""
         try:
-            with self._lock:
-                number = step_number(args, self._begun)
-                self._begun += 1
-                is_chosen = self._steps is None or self._steps.has(number)
-                if not is_chosen:
-                    args[BRIEF] = True
-                self._record(in_full=is_chosen)
-                if number is None or not is_chosen or self._steps is None:
-                    return None
-                allocation_steps.say(self._recorder.recording, number, self._recorder.key, is_over=False)
-                return number
+            return self._lock.run(self._begin_step, args)
         except own_failure():
             self._recorder.lose()
             return None
+
+    def _begin_step(self, args: dict[str, Any]) -> int | None:
+        number = step_number(args, self._begun)
+        self._begun += 1
+        is_chosen = self._steps is None or self._steps.has(number)
+        if not is_chosen:
+            args[BRIEF] = True
+        self._record(in_full=is_chosen)
+        if number is None or not is_chosen or self._steps is None:
+            return None
+        allocation_steps.say(self._recorder.recording, number, self._recorder.key, is_over=False)
+        return number
 
     def step_ended(self, number: int | None) -> None:
         """Say that a step is over. Never raises."""

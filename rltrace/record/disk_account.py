@@ -14,6 +14,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import struct
 import time
 from collections.abc import Iterator
@@ -43,6 +44,9 @@ _PENDING = struct.Struct("<4Q")
 afterwards, and the number and the size of the segment."""
 _NOTHING_PENDING = bytes(_PENDING.size)
 
+_BRIEF_MODE = 0o444
+"""Of a segment that was made brief: nobody writes to it, and who looks for segments knows it by that."""
+
 _BLOCK_BYTES = 4096
 _RUN_BYTES = 1 << 16
 _RUN_SHARE = 1000
@@ -69,6 +73,8 @@ class Closed(NamedTuple):
     closed_ns: int
     path: Path
     size_bytes: int
+    is_brief: bool = False
+    """Whether it was replaced by a shorter form of it, which has of the oldest steps what figures are made of."""
 
 
 class DiskAccount:
@@ -153,9 +159,11 @@ class DiskAccount:
             self.take(new_bytes)
             try:
                 unfinished.write_bytes(content)
+                unfinished.chmod(_BRIEF_MODE)
                 with self._locked() as descriptor:
-                    entries = _read(descriptor)
-                    at, old_bytes = _entry_of(entries, segment.parent.name), on_disk(segment.stat().st_size)
+                    entries, status = _read(descriptor), segment.stat()
+                    at, old_bytes = _entry_of(entries, segment.parent.name), on_disk(status.st_size)
+                    os.utime(unfinished, ns=(status.st_mtime_ns, status.st_mtime_ns))  # it is as old as before
                     os.replace(unfinished, segment)
                     if at is not None:
                         removed = _value(entries, at, _REMOVED) + old_bytes - new_bytes
@@ -197,7 +205,9 @@ class DiskAccount:
                 self._settle_dead(descriptor)
                 self._oldest = self._closed_segments()[:_LISTED][::-1]
                 continue
-            self._remove(descriptor, self._oldest.pop().path, by=self._key)
+            oldest = self._oldest.pop()
+            if oldest.is_brief or not _is_brief(oldest.path):
+                self._remove(descriptor, oldest.path, by=self._key)
 
     def _remove(self, descriptor: int, segment: Path, by: str | None) -> int | None:
         content = _read(descriptor)
@@ -236,13 +246,15 @@ class DiskAccount:
                 _write(descriptor, at + 8 * _REMOVED, max(0, taken - _folder_bytes(folder)))
 
     def _closed_segments(self) -> list[Closed]:
-        """Return the segments of this host that nobody writes to, the oldest first."""
+        """Return the segments of this host that nobody writes to, the oldest first; brief ones only if all are: they
+        are the oldest, and would all go for the room of one that is whole."""
         found: list[Closed] = []
         with suppress_own(FileNotFoundError), os.scandir(self._recording / PROCESSES) as folders:
             for entry in folders:
                 if is_of_this_host(entry.name):
                     found += [one for one in closed_in(Path(entry.path)) if one.size_bytes]
-        return sorted(found)
+        whole = [one for one in found if not one.is_brief]
+        return sorted(whole or found)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
@@ -387,7 +399,8 @@ def closed_in(folder: Path) -> list[Closed]:
                     continue
                 status = file.stat(follow_symlinks=False)
                 if not (may_write and status.st_size in SIZES):
-                    found.append(Closed(status.st_mtime_ns, Path(file.path), status.st_size))
+                    is_brief = stat.S_IMODE(status.st_mode) == _BRIEF_MODE
+                    found.append(Closed(status.st_mtime_ns, Path(file.path), status.st_size, is_brief))
     except own_failure(OSError):  # it is gone
         pass
     found.sort(key=lambda one: one.path)
@@ -395,6 +408,14 @@ def closed_in(folder: Path) -> list[Closed]:
         # A killed process's last one may bear a time before the one in front of it was cut.
         found[place] = found[place]._replace(closed_ns=max(found[place - 1].closed_ns, found[place].closed_ns))
     return found
+
+
+def _is_brief(segment: Path) -> bool:
+    """Return whether a segment has been made brief; False if it is gone."""
+    try:
+        return stat.S_IMODE(segment.stat().st_mode) == _BRIEF_MODE
+    except own_failure(OSError):
+        return False
 
 
 def _folder_bytes(folder: Path) -> int:

@@ -45,17 +45,39 @@ class InterruptibleLock:
                 self._lock.release()
             raise
 
+    def run_if_free(self, work: Callable[..., T], *args: Any) -> T | None:
+        """Call a function unless another thread is in one, and return what it returns; else None."""
+        if self.is_held_here:
+            return work(*args)
+        try:
+            if not self._lock.acquire(blocking=False):
+                self._take_from_who_left()
+                if not self._lock.acquire(blocking=False):
+                    return None
+            result = work(*args)
+            self._lock.release()
+            return result
+        except BaseException:
+            if self._lock._is_owned():  # type: ignore[attr-defined]
+                self._lock.release()
+            raise
+
+    @property
+    def is_held_here(self) -> bool:
+        """Whether this thread is in a call, of which a signal handler is a part."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
+
     def _take_from_who_left(self) -> None:
-        """Open the lock if the thread that holds it has ended, or is in no call of `run`."""
+        """Open the lock if the thread that holds it has ended, or is in no call."""
         owner = _OWNER.search(repr(self._lock))
         if owner is not None and not self._has(sys._current_frames().get(int(owner[1]))):
             self._lock._release_save()  # type: ignore[attr-defined]
 
     def _has(self, frame: FrameType | None) -> bool:
-        """Return whether a frame, or one that called it, is a call of `run`."""
-        code = InterruptibleLock.run.__code__
+        """Return whether a frame, or one that called it, is a call with the lock."""
+        codes = InterruptibleLock.run.__code__, InterruptibleLock.run_if_free.__code__
         while frame is not None:
-            if frame.f_code is code and frame.f_locals.get("self") is self:
+            if frame.f_code in codes and frame.f_locals.get("self") is self:
                 return True
             frame = frame.f_back
         return False

@@ -29,7 +29,7 @@ from rltrace.record.writer import Held, Recorder, typed_spans
 if sys.version_info < (3, 14):
     # {loop: task} over all threads. `asyncio.current_task` is Python before 3.12, and `_get_running_loop` a system
     # call before 3.12: a look at this dictionary spares both while no task runs.
-    from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
+    from asyncio.tasks import _current_tasks as _current_tasks  # type: ignore[attr-defined]
 
     _task_of = _current_tasks.get
 else:

@@ -58,6 +58,8 @@ def main(folder: str, chosen: str = "") -> int:
         complain(failure)
     if done.hosts:
         say(f"collected {done}")
+    for left in done.left:
+        say(left)
     return 1 if done.failures else 0
 
 

@@ -23,7 +23,7 @@ from rltrace.record import allocation_steps, checksum
 from rltrace.record.manifest import LINES, PROCESSES, UNTRACED
 from rltrace.record.step_numbers import Numbers, numbers
 from rltrace.run.abridgement import StepRow, abridge, by_clock
-from rltrace.run.nodes import NodeError, Nodes
+from rltrace.run.nodes import Node, NodeError, Nodes
 from rltrace.run.process_files import ProcessFiles, content, digest, is_sound
 
 EVERYTHING_BYTES = 1 << 30
@@ -31,7 +31,7 @@ EVERYTHING_BYTES = 1 << 30
 of it."""
 
 CHOSEN_FILE = "collected.jsonl"
-"""Which steps of each host are in the Recording whole, and where the rest is."""
+"""Which steps of each host are in the Recording whole."""
 
 Wanted = Numbers | Literal["all"] | None
 """Steps to bring whole; None: all if they are few bytes, else the last ones."""
@@ -78,20 +78,62 @@ class Source(Protocol):
 # ---- from the nodes of a cluster --------------------------------------------------------------------------------
 
 
-def collect(recording: Path, nodes: Nodes) -> Collected:
+def collect(recording: Path, nodes: Nodes, steps: Wanted = None) -> Collected:
     """Fetch from every node what is new there; what a node has lost since is kept here.
 
     The Recording is valid at every moment: whole files replace their own earlier states, and nothing is deleted.
+
+    Args:
+        recording: Folder of the Recording.
+        nodes: Of the cluster.
+        steps: Which steps of other nodes are fetched whole.
     """
     done = Collected()
+    sizes: dict[Node, int] = {}
     for node in nodes.alive():
         try:
+            sizes[node] = node.segment_bytes()
+        except NodeError as error:
+            done.failures.append(f"{error}; {_MISSING}")
+    chosen, rows = None, list[StepRow]()
+    if steps != "all" and (steps is not None or sum(sizes.values()) > EVERYTHING_BYTES):
+        here = Recording.open(recording)
+        rows = [] if any(process.infers for process in here.processes) else _steps(here)
+        chosen = choose(steps, [row.number for row in rows], sum(sizes.values()))
+        if not rows:
+            done.left.append("everything was brought, because no process says when the steps were")
+    for node, size_bytes in sizes.items():
+        try:
+            if chosen is not None and size_bytes:
+                _abridge(node, recording, rows, chosen, size_bytes, done)
             _collect(recording / PROCESSES, node, done)
+            if chosen is not None:
+                node.forget()
         except NodeError as error:
             done.failures.append(f"{error}; {_MISSING}")
     for node in nodes.lost():
         done.failures.append(f"node {node.host}: gone; {_MISSING}")
     return done
+
+
+def _abridge(
+    node: Node, recording: Path, steps: Sequence[StepRow], chosen: Numbers, size_bytes: int, done: Collected
+) -> None:
+    """Have a node give columns of its processes in which only chosen steps are whole."""
+    home = Recording.open(recording).own_domain
+    known = alignment.read(recording, home).get(node.domain) if home and node.domain else None
+    if known is None and node.domain != home:
+        done.left.append(f"{node.host}: everything was brought, because nobody read its clock")
+        return
+    own_ns = known.undone_ns if known is not None else int
+    rows = [
+        StepRow(step.number, own_ns(step.start_ns), None if step.end_ns is None else own_ns(step.end_ns))
+        for step in steps
+    ]
+    chosen = remember(recording, node.host, chosen)
+    here = {folder.name: sorted(files_here(folder)) for folder in (recording / PROCESSES).iterdir()}
+    where = node.abridge(rows, str(chosen), here)
+    done.left.append(_left(node.host, where, chosen, size_bytes))
 
 
 _MISSING = "what it recorded since the last collection is missing here"
@@ -161,7 +203,7 @@ def _bring(
     if chosen is None:
         _collect(folder, _Folder(recording), done)
         return
-    chosen = remember(into.path, host, str(recording.path), chosen)
+    chosen = remember(into.path, host, chosen)
     with tempfile.TemporaryDirectory(prefix=".collecting-", dir=into.path) as made:
         for process in recording.processes:
             own = by_clock(steps, _own_clock(process, into))
@@ -227,7 +269,7 @@ def choose(wanted: Wanted, existing: Sequence[int], size_bytes: int) -> Numbers 
     return numbers(written(existing[-last:]))
 
 
-def remember(recording: Path, host: str, where: str, chosen: Numbers) -> Numbers:
+def remember(recording: Path, host: str, chosen: Numbers) -> Numbers:
     """Write down which steps of a host are brought whole, and return them with those that were so before: nothing
     that is here goes."""
     path = recording / CHOSEN_FILE
@@ -239,7 +281,7 @@ def remember(recording: Path, host: str, where: str, chosen: Numbers) -> Numbers
     ranges = dict.fromkeys(one for some in (chosen, *before) for one in some.ranges)
     periods = dict.fromkeys(one for some in (chosen, *before) for one in some.periods)
     together = Numbers(tuple(sorted(ranges)), tuple(sorted(periods)))
-    line = checksum.signed(json.dumps({"host": host, "where": where, "steps": str(together)})) + "\n"
+    line = checksum.signed(json.dumps({"host": host, "steps": str(together)})) + "\n"
     with path.open("a") as file:
         file.write(line)
     return together

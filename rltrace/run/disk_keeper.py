@@ -42,6 +42,10 @@ PERIOD_SECONDS = 0.5
 BEGIN_SHARE, ENOUGH_SHARE = 0.8, 0.65
 """Above which share of the budget steps are made brief, and until which share is left."""
 
+AHEAD_LOOKS = 3
+"""A run that grew between two looks begins to have steps made brief so many times that much below `BEGIN_SHARE`: making
+them brief takes longer than writing them."""
+
 BRIEF_SHARE = 0.3
 """Share of the budget that brief steps may take together."""
 
@@ -79,6 +83,8 @@ class Keeper:
     def __init__(self, recording: Path, account: DiskAccount) -> None:
         self._recording = recording
         self._account = account
+        self._held_bytes = 1 << 62
+        """What all processes held at the last look."""
         self._processes: dict[str, Process] = {}
         self._steps: dict[str, tuple[StepRecords, set[str]]] = {}
         """The steps in each process's closed segments, and the names of those that were looked through."""
@@ -94,7 +100,12 @@ class Keeper:
     def look(self) -> None:
         """Make room if most of the budget is spent."""
         budget_bytes = self._account.budget_bytes
-        if budget_bytes is None or self._account.held_bytes() <= BEGIN_SHARE * budget_bytes:
+        if budget_bytes is None:
+            return
+        held_bytes = self._account.held_bytes()
+        grown_bytes = max(0, held_bytes - self._held_bytes)
+        self._held_bytes = held_bytes
+        if held_bytes + AHEAD_LOOKS * grown_bytes <= BEGIN_SHARE * budget_bytes:
             return
         enough_bytes = int(ENOUGH_SHARE * budget_bytes)
         old = self._closed()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +19,21 @@ from typing import Any
 from rltrace.errors import MissingExtraError, RltraceError
 from rltrace.host import clock
 from rltrace.host.clock import Domain
+from rltrace.read.recording import Process
 from rltrace.record import allocation_steps, clock_readings, cluster
 from rltrace.record.manifest import PROCESSES, host_name
+from rltrace.record.step_numbers import numbers
+from rltrace.run.abridgement import StepRow, abridge, by_clock
 from rltrace.run.process_files import ProcessFiles
 
 EXCHANGES = 50
 """Exchanges in one round; only the shortest is kept."""
 CALL_SECONDS = 20.0
 """How long a node may take to answer; one that was switched off never does."""
+ABRIDGE_SECONDS = 3600.0
+"""How long a node may take to make columns of its segments; 10**8 records take some minutes."""
+ABRIDGED = "abridged"
+"""Folder of what was made for a collection, beside the processes on a node."""
 START_SECONDS = 120.0
 """How long a node may take to start a Python process and import Ray."""
 
@@ -37,7 +46,8 @@ class Agent:
     """The actor that runs on a node."""
 
     def __init__(self, run_id: str) -> None:
-        self.files = ProcessFiles(cluster.spool(run_id) / PROCESSES)
+        self.spool = cluster.spool(run_id)
+        self.files = ProcessFiles(self.spool / PROCESSES)
 
     def whoami(self) -> tuple[str, Domain]:
         """Return the host and its clock domain."""
@@ -55,9 +65,38 @@ class Agent:
         """Return the content of one of these files."""
         return self.files.read(path)
 
+    def segment_bytes(self) -> int:
+        """Return how many bytes of segments processes of the run wrote here."""
+        return sum(process.segment_bytes() for process in self._processes())
+
+    def abridge(self, steps: list[StepRow], chosen: str, here: dict[str, list[str]]) -> str:
+        """Have the files of processes be those with only some steps whole, until `forget`; return where all is.
+
+        Args:
+            steps: Of the run, by this node's clock.
+            chosen: Which of them stay whole.
+            here: By process, the segments that are files where they go.
+        """
+        self.forget()
+        made = self.spool / ABRIDGED / secrets.token_hex(8)
+        own, numbers_ = by_clock(steps, lambda time_ns: time_ns), numbers(chosen, has_periods=True)
+        for process in self._processes():
+            abridge(process, own, numbers_, made / process.key, frozenset(here.get(process.key, ())))
+        self.files = ProcessFiles(made)
+        return str(self.spool)
+
+    def forget(self) -> None:
+        """Remove what `abridge` made, and give whole files again."""
+        shutil.rmtree(self.spool / ABRIDGED, ignore_errors=True)
+        self.files = ProcessFiles(self.spool / PROCESSES)
+
+    def _processes(self) -> list[Process]:
+        folders = sorted((self.spool / PROCESSES).glob("*/"))
+        return [process for folder in folders if (process := Process(folder)).is_identified]
+
     def tell_steps(self, told: list[str]) -> list[str]:
         """Add what processes of other nodes said about chosen steps; return all that is known here."""
-        return allocation_steps.merge(self.files.folder.parent, told) if self.files.folder.exists() else []
+        return allocation_steps.merge(self.spool, told) if (self.spool / PROCESSES).exists() else []
 
 
 class Node:
@@ -88,6 +127,18 @@ class Node:
     def read(self, path: str) -> bytes:
         """Return what its agent's `read` returns, likewise."""
         return bytes(self.call("read", path))
+
+    def segment_bytes(self) -> int:
+        """Return what its agent's `segment_bytes` returns, likewise."""
+        return int(self.call("segment_bytes"))
+
+    def abridge(self, steps: list[StepRow], chosen: str, here: dict[str, list[str]]) -> str:
+        """Return what its agent's `abridge` returns, likewise; that takes the longer, the more was recorded."""
+        return str(self.call("abridge", steps, chosen, here, seconds=ABRIDGE_SECONDS))
+
+    def forget(self) -> None:
+        """Call its agent's `forget`, likewise."""
+        self.call("forget")
 
     def exchange(self) -> tuple[int, int, int]:
         """Read the node's clock once: when we sent the request, the time there, and when we received the answer.

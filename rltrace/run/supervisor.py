@@ -62,7 +62,7 @@ LEAVE_SECONDS = 10.0
 
 DISK_SECONDS = 0.5
 """Time between two looks at the disk budget."""
-KEEPER_SHARE = 0.5
+KEEPER_SHARE = 0.3
 """Share of the disk budget above which a process of ours gets ready to make old steps brief."""
 
 FILES_LEFT = 64

@@ -311,8 +311,8 @@ def many_ranks() -> Now:
     return Now(
         seconds=4000, still_seconds=0.1, lanes=[odd.get(rank, lane(rank)) for rank in range(1024)],
         devices=[device(rank, 79 if rank == 3 else 40) for rank in range(1024)], rollout=None, steps=[], errors=[],
-        errors_in_all=0, hosts=[], ranks_started=1024, processes=2049, ended=0, losses=Losses(0, 0, 0, 0, 0, 0),
-        stacks=stacks,
+        errors_in_all=0, hosts=[], hosts_elsewhere=[], ranks_started=1024, processes=2049, ended=0,
+        losses=Losses(0, 0, 0, 0, 0, 0), stacks=stacks,
     )  # fmt: skip
 
 

@@ -16,11 +16,16 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from rltrace.hooks.versions import DISTRIBUTIONS
+
 FOLDER_VARIABLE = "RLTRACE_FRAMEWORKS"
 """Environment variable that tells the tests where all of it is."""
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+
+OPENTELEMETRY = ("1.20.0", "1.30.0", "1.45.2")
+"""Releases of its API and SDK in which our tests of it run."""
 
 REQUIREMENTS = {
     # A lock: pip takes minutes to resolve what vLLM asks for.
@@ -34,6 +39,7 @@ REQUIREMENTS = {
     "openrlhf": ["--no-deps", "--no-build-isolation", "--requirement", str(HERE / "openrlhf.txt")],
     "skyrl": ["--no-deps", "--no-build-isolation", "--requirement", str(HERE / "skyrl.txt")],
     "trl": ["--constraint", str(ROOT / "constraints.txt"), "trl==1.16.0", "peft==0.21.2", "torch_memory_saver==0.0.10"],
+    **{f"opentelemetry-{version}": [f"opentelemetry-sdk=={version}"] for version in OPENTELEMETRY},
 }
 """What pip installs into each environment, besides us and pytest."""
 
@@ -58,6 +64,10 @@ RELEASES = {
     "openrlhf": ["0.11.2"],
     "areal": ["1.0.4"],
     "skyrl": ["0.3.0"],
+    "opentelemetry": list(OPENTELEMETRY),
+    "tensorboard": ["2.10.0", "2.21.0"],
+    "tensorboardX": ["2.5", "2.6.5"],
+    "wandb": ["0.16.0", "0.31.0"],
 }  # fmt: skip
 """Releases whose sources are read, the last one last: one of each of vLLM's and TRL's lines. Tests of verl's releases
 read the older ones."""
@@ -122,11 +132,12 @@ def fetch_sources(package: str, version: str, folder: Path) -> None:
         where = [argument for platform in PLATFORMS for argument in ("--platform", platform)]
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         only = ["--only-binary", ":all:", "--python-version", PYTHONS.get(package, "3.12"), "--dest", download]
-        subprocess.run([*pip, *only, *where, f"{package}=={version}"], check=True)
-        (wheel,) = Path(download).glob("*.whl")
+        wheels = [f"{name}=={version}" for name in DISTRIBUTIONS.get(package, (package,))]
+        subprocess.run([*pip, *only, *where, *wheels], check=True)
         taken = Path(download, "taken")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(taken, [name for name in archive.namelist() if name.endswith(".py")])
+        for wheel in Path(download).glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(taken, [name for name in archive.namelist() if name.endswith(".py")])
         for libraries in list(taken.glob("*.data/purelib/*")):  # pip puts these beside the others
             libraries.rename(taken / libraries.name)
         folder.parent.mkdir(exist_ok=True)

@@ -94,9 +94,12 @@ def result(out: str) -> Any:
 
 def run_contracts(environment: Path, chosen: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Whether the chosen rows of the table of instrumentations keep what each promises with what is installed."""
-    contracts = ROOT / "tests" / "contracts" / "test_instrumentations.py"
-    pytest = [environment / "bin/python", "-m", "pytest", "-q", "-rs"]
-    return _run([*pytest, contracts, "-k", chosen], ROOT, variables)
+    return run_tests(environment, "tests/contracts/test_instrumentations.py", "-k", chosen, **variables)
+
+
+def run_tests(environment: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run tests of ours with what is installed in an environment."""
+    return _run([environment / "bin/python", "-m", "pytest", "-q", "-rs", *arguments], ROOT, variables)
 
 
 def _run(command: list[str | Path], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:

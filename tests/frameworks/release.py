@@ -23,7 +23,7 @@ from rltrace.instrument.memory import allocation_owners, cuda_memory
 from rltrace.instrument.sglang import allocations as sglang_allocations
 from rltrace.instrument.torch import cuda_time
 from rltrace.instrument.vllm import allocations as vllm_allocations
-from rltrace.record import allocation_steps
+from rltrace.record import allocation_steps, trackers
 
 OF_GPUS = (allocation_owners, cuda_memory, cuda_time, sglang_allocations, vllm_allocations)
 """Modules whose instrumentations name hooks only where there is a driver."""
@@ -94,11 +94,12 @@ class Releases:
 
 @contextlib.contextmanager
 def with_driver() -> Iterator[None]:
-    """Name the hooks that are named on a machine with a GPU, and where steps are chosen."""
+    """Name the hooks that are named on a machine with a GPU, where steps are chosen, and where trackers are wanted."""
     with contextlib.ExitStack() as patched:
         for needing in OF_GPUS:
             patched.enter_context(mock.patch.object(needing, "DRIVER", Path("/dev/null")))
-        patched.enter_context(mock.patch.dict(os.environ, {allocation_steps.KERNELS_VARIABLE: "3"}))
+        wanted = {allocation_steps.KERNELS_VARIABLE: "3", trackers.VARIABLE: "1"}
+        patched.enter_context(mock.patch.dict(os.environ, wanted))
         yield
 
 

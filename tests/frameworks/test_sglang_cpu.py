@@ -61,6 +61,39 @@ PROGRAM = """
     if __name__ == "__main__":
         main()
 """
+# SGLang's own counting of what a draft got right, where the model and its draft, which need a GPU, say it: three
+# requests, of each three tokens are guessed for a verification, which accepts one more than was right.
+SPECULATION = """
+    import json
+    from types import SimpleNamespace
+
+    import torch
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.scheduler_output_processor_mixin import SchedulerOutputProcessorMixin
+    from sglang.srt.managers.utils import GenerationBatchResult
+    from sglang.srt.sampling.sampling_params import SamplingParams
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from rltrace.instrument.sglang.speculation import Guesses
+
+    requests = [Req(str(number), "", [1, 2, 3], SamplingParams(max_new_tokens=64)) for number in range(3)]
+    batch = SimpleNamespace(reqs=requests)
+    server_args = SimpleNamespace(speculative_num_draft_tokens=4)
+    scheduler = SimpleNamespace(
+        spec_algorithm=SpeculativeAlgorithm.EAGLE, server_args=server_args,
+        model_worker=SimpleNamespace(on_verify_complete_cpu=lambda *_: None),
+    )
+    guesses = Guesses()
+    said = [guesses.of(scheduler, batch, GenerationBatchResult())]  # the batch of the prompts
+    for accepted in ([1, 2, 4], [4, 4, 1], [1, 1, 1]):
+        result = GenerationBatchResult(
+            next_token_ids=torch.arange(12), accept_lens=torch.tensor(accepted), speculative_num_draft_tokens=4
+        )
+        SchedulerOutputProcessorMixin._resolve_spec_overlap_tokens(scheduler, result, batch)
+        said.append(guesses.of(scheduler, batch, result))
+    counted = [(request.spec_verify_ct, request.spec_num_correct_drafts) for request in requests]
+    print("RESULT " + json.dumps({"said": said, "counted": counted}))
+"""
 HERE = Path(__file__).parent
 ABSENT = (HERE / "sglang_absent", HERE.parent / "absent")
 VARIABLES = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": os.pathsep.join(map(str, ABSENT))}
@@ -165,6 +198,17 @@ def test_an_update_is_in_buckets_with_all_bytes(traced):
     assert len({load.args["bucket"] for load in loads}) == len(loads)
     elsewhere = [process for process in traced.recording.processes if process.name != "scheduler 0"]
     assert not [event for process in elsewhere for event in process.events() if event.name == "weight_sync.load"]
+
+
+def test_batches_say_what_was_guessed_and_accepted(sglang_environment, tmp_path):
+    """What the batches say adds up to what SGLang's requests have counted."""
+    found = result_of_bare(sglang_environment, tmp_path, SPECULATION, **VARIABLES)
+    of_prompts, *said = found["said"]
+    assert of_prompts == {}
+    assert [batch["accepted"] for batch in said] == [0 + 1 + 3, 3 + 3 + 0, 0]
+    verifications, right = (sum(of_requests) for of_requests in zip(*found["counted"], strict=True))
+    assert sum(batch["drafted"] for batch in said) == verifications * 3 == 27
+    assert sum(batch["accepted"] for batch in said) == right == 10
 
 
 def test_contracts_hold_for_real_sglang(sglang_environment):

@@ -18,7 +18,7 @@ from release import Releases, releases_in
 
 from rltrace import plugins
 from rltrace.hooks.sources import Parameters, Source
-from rltrace.hooks.versions import unmet_support
+from rltrace.hooks.versions import package_with, unmet_support
 from rltrace.instrument.sglang import control
 from rltrace.instrument.sglang import scheduler as sglang
 from rltrace.instrument.sglang.speculation import RIGHT
@@ -39,7 +39,7 @@ NOT_YET = {
 def package_of(name: str) -> str | None:
     """The package that an instrumentation is about; None if it is ours or Python's."""
     supports = plugins.load(plugins.INSTRUMENTATIONS[name]).supports
-    package = supports[0].split()[0] if supports else ""
+    package = package_with(supports[0].split()[0]) if supports else ""
     return package if package in RELEASES else None
 
 

@@ -60,8 +60,8 @@ def run(request, tmp_path_factory):
         for event in process.events():
             if isinstance(event, Span):
                 spans.setdefault(event.name, []).append(event)
-    runner = "gpu.model_runner:GPUModelRunner.load_model" if is_newer else "gpu_model_runner:GPUModelRunner.load_model"
-    assert traced.hooks()[f"vllm.v1.worker.{runner}"]["fired"]
+    runner = "gpu.model_runner:GPUModelRunner" if is_newer else "gpu_model_runner:GPUModelRunner"
+    assert traced.hooks()[f"vllm.v1.worker.{runner}.__init__"]["fired"]
     return spans, result(traced.out)
 
 

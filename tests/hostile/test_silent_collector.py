@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from otlp_server import Collector, http_collector
+from otlp_server import Collector, grpc_collector, http_collector
+from rltrace_exporters.otlp.exporter import Otlp
+from test_live_export import GRPC, recorded, start, step_numbers, until
 
 from rltrace.events import STEP, Span
 from rltrace.read.recording import Recording
@@ -35,3 +38,31 @@ def test_nobody_waits_for_it(tmp_path: Path) -> None:
     line = next(line for line in done.stderr.splitlines() if "were not" in line)
     assert "0 spans of 3 steps were sent, 617 were not" in line
     assert "`rltrace export RUN --to otlp` sends them" in line
+
+
+def test_ten_thousand_a_second_and_a_collector_that_dies(tmp_path: Path) -> None:
+    """At 10,000 spans a second the collector is killed, comes back slow, and recovers: what arrives is the same each
+    time, the line says whether that is all, and a later export has every span."""
+    collector = Collector()
+    with grpc_collector(collector):
+        url = collector.url
+        process = start(tmp_path / "run", url, 20, 9_000, 0.9, **GRPC)
+        until(lambda: step_numbers(collector))
+    time.sleep(2)
+    collector.delay_s = 0.3
+    before = len(collector.requests)
+    with grpc_collector(collector, int(url.rpartition(":")[2])):
+        until(lambda: len(collector.requests) > before + 5)
+        is_going_on = process.poll() is None
+        collector.delay_s = 0
+        _, err = process.communicate()
+    assert is_going_on and "spans of" in err
+    live = {one.span_id: one for one in collector.spans}
+    assert all(live[one.span_id] == one for one in collector.spans) and len(live) > 10_000
+    recording = Recording.open(tmp_path / "run")
+    with http_collector(Collector()) as later:
+        Otlp().send(recording, later.url)
+    exported = {one.span_id for one in later.spans}
+    assert len(exported) == len(later.spans) == 1 + sum(1 for _ in recorded(recording)) > 20 * 9_000
+    assert live.keys() <= exported
+    assert ("were not" in err or "was not" in err) == (live.keys() != exported)

@@ -169,7 +169,7 @@ TRAIN = (
         os._exit(0)  # threads of gloo's may outlive the process group, and abort the interpreter's end
 
     if __name__ == "__main__":
-        torch.multiprocessing.spawn(work, args=(os.getcwd(),), nprocs=2)
+        torch.multiprocessing.start_processes(work, (os.getcwd(),), nprocs=2, start_method="fork")
 """
 )
 
@@ -177,7 +177,7 @@ TRAIN = (
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What rank 0 saw of each kind of model: a step before, one of which all is kept, and one behind."""
-    run = run_traced(tmp_path_factory.mktemp("owners"), TRAIN)
+    run = run_traced(tmp_path_factory.mktemp("owners"), TRAIN, imported="torch.distributed.fsdp")
     assert run.returncode == 0, run.err
     said: dict[str, Any] = json.loads(run.out.splitlines()[-1])
     return said

@@ -45,7 +45,7 @@ def run(tmp_path: Path, source: str, allocations: str = "2") -> TracedRun:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = path
     try:
-        return run_traced(tmp_path, source, RLTRACE_ALLOCATIONS=allocations)
+        return run_traced(tmp_path, source, imported="torch", RLTRACE_ALLOCATIONS=allocations)
     finally:
         os.environ.pop("PYTHONPATH") if before is None else os.environ.__setitem__("PYTHONPATH", before)
 

@@ -96,7 +96,7 @@ MARKED = """
 
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    done = run_traced(tmp_path_factory.mktemp("marked"), MARKED, RLTRACE_KERNELS="2,4,5,7,99")
+    done = run_traced(tmp_path_factory.mktemp("marked"), MARKED, imported="torch", RLTRACE_KERNELS="2,4,5,7,99")
     assert done.returncode == 0, done.err
     return done
 
@@ -282,7 +282,7 @@ def test_without_the_option_there_is_no_hook(tmp_path: Path) -> None:
         from torch.autograd.profiler import profile
         print(hasattr(profile._prepare_trace, "__wrapped__"), type(rltrace.span("step")).__name__)
     """
-    done = run_traced(tmp_path, source)
+    done = run_traced(tmp_path, source, imported="torch")
     assert done.out == "False LiveSpan\n", done.err
     assert not any("profiler" in target for target in done.hooks())
 

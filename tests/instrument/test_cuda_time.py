@@ -216,7 +216,7 @@ pairs.close()
 
 def test_own_frameworks_launches_are_timed(tmp_path: Path) -> None:
     """What a framework of the user's launches is timed beside its span, while anybody times."""
-    run = run_traced(tmp_path, ON_THE_HOST + OF_ANOTHER)
+    run = run_traced(tmp_path, ON_THE_HOST + OF_ANOTHER, imported="torch")
     assert (run.returncode, run.out) == (0, "division by zero\n"), run.err
     on_host, on_gpu = run.spans("micro_batch.log_probs"), run.spans("gpu.micro_batch.log_probs")
     assert [span.args.get("error") for span in on_host] == [None, "ZeroDivisionError", None]
@@ -237,7 +237,7 @@ pairs.close()
 
 def test_inner_backward_has_no_pair(tmp_path: Path) -> None:
     """A backward inside of another one has no pair of events of its own."""
-    run = run_traced(tmp_path, ON_THE_HOST + NESTED)
+    run = run_traced(tmp_path, ON_THE_HOST + NESTED, imported="torch")
     assert run.returncode == 0, run.err
     assert len(run.spans("gpu.autograd.backward")) == len(run.spans("autograd.backward")) == 1
 
@@ -278,7 +278,7 @@ pairs._open()
 costs = rltrace.measure_cost()
 assert costs["device_span"] > costs["span"] > 0
 """
-    run = run_traced(tmp_path, program)
+    run = run_traced(tmp_path, program, imported="torch")
     assert run.returncode == 0, run.err
     assert run.spans("gpu.cost") == []
     (process,) = (process for process in run.recording.processes if process.costs)
@@ -299,7 +299,7 @@ print(status)
 
 def test_forked_child_has_no_device(tmp_path: Path) -> None:
     """A forked child does not touch its parent's device."""
-    run = run_traced(tmp_path, ON_THE_HOST + FORKED)
+    run = run_traced(tmp_path, ON_THE_HOST + FORKED, imported="torch")
     assert (run.returncode, run.out, run.err) == (0, "0\n", "")
     assert len(run.spans("gpu.in the parent")) == 1
 
@@ -315,7 +315,7 @@ for _ in range(2):
     with contextlib.suppress(ValueError), pairs.span("ended by an error"):
         raise ValueError
 """
-    run = run_traced(tmp_path, ON_THE_HOST + lost)
+    run = run_traced(tmp_path, ON_THE_HOST + lost, imported="torch")
     (process,) = run.recording.processes
     reason = "2 ended by an error or on another stream; 1 not over when the process ended"
     assert summarize(run.recording).gpu_work_missed == {process.name: reason}
@@ -332,7 +332,7 @@ for _ in range(3):
         pass
 HostDevice.has_fired = refuse
 """
-    run = run_traced(tmp_path, ON_THE_HOST + lost)
+    run = run_traced(tmp_path, ON_THE_HOST + lost, imported="torch")
     assert (run.returncode, run.err) == (0, "")
     (process,) = run.recording.processes
     assert process.unavailable == {"GPU time": "3 refused by CUDA"}

@@ -4,7 +4,7 @@ Their spans are the same, whichever shards the model.
 """
 
 import pytest
-from sharded_runs import spans_inside, train
+from sharded_runs import FSDP, spans_inside, train
 from traced_runs import run_traced
 
 pytestmark = pytest.mark.run
@@ -16,7 +16,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("two"), *KINDS, ranks=2)
+    return train(tmp_path_factory.mktemp("two"), *KINDS, ranks=2, imported="")
 
 
 def names(spans):
@@ -106,7 +106,7 @@ torch.autograd.backward([layer(torch.ones(2, 4)).sum()])
 
 def test_inner_and_failing_backwards(tmp_path):
     """A backward inside of another one is a part of it, and one that fails says so."""
-    run = run_traced(tmp_path, REPEATED)
+    run = run_traced(tmp_path, REPEATED, imported=FSDP)
     assert (run.returncode, run.out) == (0, "True\n"), run.err
     spans = run.spans("autograd.backward")
     assert [span.args.get("error") for span in spans] == [None, None, "RuntimeError", None]
@@ -134,8 +134,8 @@ print(len(set(results)), sorted(counted["frames"].items()), sum(counted["graph_b
 def test_compiled_backward_is_unchanged(tmp_path):
     """A compiled function with a backward in it is compiled as it is without us."""
     (tmp_path / "bare").mkdir()
-    bare = run_traced(tmp_path / "bare", COMPILED_WITH_BACKWARD, RLTRACE_DISABLE="torch_autograd")
-    run = run_traced(tmp_path, COMPILED_WITH_BACKWARD)
+    bare = run_traced(tmp_path / "bare", COMPILED_WITH_BACKWARD, imported=FSDP, RLTRACE_DISABLE="torch_autograd")
+    run = run_traced(tmp_path, COMPILED_WITH_BACKWARD, imported=FSDP)
     assert (run.returncode, bare.returncode) == (0, 0), run.err
     assert run.out == bare.out and run.out.startswith("1 ")
     assert (len(run.spans("autograd.backward")), len(bare.spans("autograd.backward"))) == (3, 0)
@@ -162,7 +162,7 @@ def test_collectives_know_their_bytes(two_ranks, kind):
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("four"), "hsdp", ranks=4)
+    return train(tmp_path_factory.mktemp("four"), "hsdp", ranks=4, imported="")
 
 
 def test_a_mesh_of_two_dimensions_says_its_shape(four_ranks):
@@ -307,7 +307,7 @@ ODD = """
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory):
     """The spans of one odd case, by its name."""
-    run = run_traced(tmp_path_factory.mktemp("odd"), ONE_RANK + ODD)
+    run = run_traced(tmp_path_factory.mktemp("odd"), ONE_RANK + ODD, imported=FSDP)
     assert (run.returncode, run.out) == (0, "caught 'theirs'\ncaught 'theirs, too'\n"), run.err
     (process,) = run.recording.processes
     return lambda case: spans_inside(process, case)
@@ -354,8 +354,8 @@ COMPILED = """
 
 def test_a_compiled_model_is_not_disturbed(tmp_path):
     (tmp_path / "bare").mkdir()
-    bare = run_traced(tmp_path / "bare", ONE_RANK + COMPILED, RLTRACE_DISABLE="fsdp1,fsdp2")
-    run = run_traced(tmp_path, ONE_RANK + COMPILED)
+    bare = run_traced(tmp_path / "bare", ONE_RANK + COMPILED, imported=FSDP, RLTRACE_DISABLE="fsdp1,fsdp2")
+    run = run_traced(tmp_path, ONE_RANK + COMPILED, imported=FSDP)
     assert (run.returncode, bare.returncode) == (0, 0), run.err
     assert run.out == bare.out
     assert "get_eval_frame_callback" not in run.err, "dynamo looked into our hook"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from opentelemetry import context as context_api
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, SpanProcessor, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -269,16 +270,41 @@ def test_arrow_follows_the_context(patches, tmp_path):
 
 
 def test_api_alone_keeps_a_context(patches, tmp_path):
-    """Without the SDK a context that came from elsewhere is handed on, and is the parent of what is recorded."""
+    """Without the SDK a context that came from elsewhere is handed on, and is the parent of what is recorded.
+
+    Releases up to 1.30 hand on nothing that a `with` is given.
+    """
+    headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+
+    def handed_on():
+        sent: dict[str, str] = {}
+        context = TraceContextTextMapPropagator().extract(headers)
+        with trace.NoOpTracer().start_as_current_span("passed", context=context):
+            TraceContextTextMapPropagator().inject(sent)
+        return sent
+
+    without_us = handed_on()
+    OpenTelemetry().install(patches)
+    assert handed_on() == without_us
+    args = recorded(tmp_path)["otel.passed"].args
+    if without_us:
+        assert without_us == headers
+        assert (args["trace_id"], args["parent_id"]) == ("a" * 32, "b" * 16)
+
+
+def test_api_alone_keeps_what_is_current(patches, tmp_path):
+    """Without the SDK what a request came with stays current below a span, and goes on with requests from there."""
     OpenTelemetry().install(patches)
     headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
-    context = TraceContextTextMapPropagator().extract(headers)
     sent: dict[str, str] = {}
-    with trace.NoOpTracer().start_as_current_span("passed", context=context):
-        TraceContextTextMapPropagator().inject(sent)
+    attached = context_api.attach(TraceContextTextMapPropagator().extract(headers))
+    try:
+        with trace.NoOpTracer().start_as_current_span("below"):
+            TraceContextTextMapPropagator().inject(sent)
+    finally:
+        context_api.detach(attached)
     assert sent == headers
-    args = recorded(tmp_path)["otel.passed"].args
-    assert (args["trace_id"], args["parent_id"]) == ("a" * 32, "b" * 16)
+    assert "otel.below" in recorded(tmp_path)
 
 
 class Broken(SpanProcessor):

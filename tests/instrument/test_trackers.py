@@ -31,6 +31,7 @@ BLOCK_BYTES = 1 << 15
 
 mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("tensorboard")
+pytest.importorskip("tensorboardX")
 pytest.importorskip("wandb")
 
 
@@ -43,6 +44,7 @@ class Told(NamedTuple):
     """The rows of the run's history."""
     tensorboard: dict[str, list[tuple[int, float]]]
     """By tag: steps and values."""
+    tensorboardx: dict[str, list[tuple[int, float]]]
     mlflow: dict[str, list[tuple[int, float]]]
 
 
@@ -110,6 +112,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
             done.stderr,
             rows_of_wandb(said["wandb_file"]),
             scalars_of_tensorboard(folder / "events"),
+            scalars_of_tensorboard(folder / "events_x"),
             metrics_of_mlflow(folder / "mlruns", said["mlflow_run"]),
         )
 
@@ -123,7 +126,7 @@ OURS = (
 )
 
 
-@pytest.mark.parametrize("tracker", ["tensorboard", "mlflow"])
+@pytest.mark.parametrize("tracker", ["tensorboard", "tensorboardx", "mlflow"])
 def test_each_step_is_there(told: Told, tracker: str) -> None:
     """Each step of the program is in its run, under the step's own number, with seconds and peaks of that step."""
     scalars: dict[str, list[tuple[int, float]]] = getattr(told, tracker)
@@ -148,7 +151,7 @@ def test_the_programs_own_values_stay(told: Told) -> None:
     """What the program logs is there as it logged it, and W&B has counted its four calls and no more."""
     logged = [(step, step / 10) for step in STEPS]
     assert told.mlflow["loss"] == logged
-    assert dict(told.tensorboard["loss"]) == pytest.approx(dict(logged))
+    assert dict(told.tensorboard["loss"]) == dict(told.tensorboardx["loss"]) == pytest.approx(dict(logged))
     assert told.said["wandb_steps"] == [1, 2, 3, 4]
     logged_by_it = [row for row in told.wandb if row.keys() & {"loss", "last"}]  # the last step may have a row alone
     own = [(row["_step"], row.get("loss"), row.get("last")) for row in logged_by_it]
@@ -160,7 +163,7 @@ def test_nothing_is_said(told: Told) -> None:
     assert told.stderr == ""
 
 
-@pytest.mark.parametrize("name", ["trackers", "tensorboard", "wandb"])
+@pytest.mark.parametrize("name", ["trackers", "tensorboard", "tensorboardx", "wandb"])
 @pytest.mark.parametrize("said", [None, "", "0"])
 def test_it_is_off_by_default(name: str, said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the variable there is no hook at all."""

@@ -16,6 +16,7 @@ out = Path(sys.argv[1])
 rltrace.instrument(out / "recording")
 
 import mlflow  # noqa: E402 - behind the hooks
+import tensorboardX  # noqa: E402
 import wandb  # noqa: E402
 from torch.utils.tensorboard import SummaryWriter  # noqa: E402
 
@@ -25,6 +26,7 @@ run = wandb.init(project="tracked", dir=out, mode="offline")
 mlflow.set_tracking_uri(f"file:{out / 'mlruns'}")
 active = mlflow.start_run()
 writer = SummaryWriter(out / "events")
+other_writer = tensorboardX.SummaryWriter(str(out / "events_x"))
 
 rltrace.counter("rollout.weights_bytes", 3 << 30)  # before the first step: it holds them in all of them
 wandb_steps = []
@@ -40,11 +42,13 @@ for number in range(10, 13):
         wandb.log({"loss": number / 10})
         mlflow.log_metric("loss", number / 10, step=number)
         writer.add_scalar("loss", number / 10, number)
+        other_writer.add_scalar("loss", number / 10, number)
     wandb_steps.append(run.step)
     HANDING.settle(60)  # a step takes longer than this in earnest: W&B has it before the next row
 run.log({"last": 1.0})
 wandb_steps.append(run.step)
 writer.close()
+other_writer.close()
 mlflow.end_run()
 wandb.finish()
 with rltrace.span("step", step=13):  # nobody is told

@@ -24,6 +24,8 @@ from rltrace.read import native
 from rltrace.read.columns import Growing
 from rltrace.read.following import Follower, News
 from rltrace.read.recording import Process, Recording
+from rltrace.record import manifest
+from rltrace.run.collection import bring_together
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "recordings"
 
@@ -282,6 +284,34 @@ def test_brief_segments_are_no_damage(folder: Path) -> None:
     followed.poll()
     assert [span.name for span in followed.ended["one"]] == [f"span {n}" for n in range(6)]
     assert followed.last["one"].losses.missed_segments == 1
+
+
+def test_what_is_collected_again_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another host recorded is collected while it goes on: later states of its files replace earlier ones, its
+    lines come before its segments, and nothing is lost or given twice."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    rltrace.start(there)
+    monkeypatch.setattr(manifest, "host_name", lambda: "reader")
+    recordings.Written(here)
+    followed = Followed(Follower(Recording.open(here)))
+    for step in range(3):
+        with rltrace.span("step", step=step):
+            for number in range(300):
+                with rltrace.span("work", number=number):
+                    pass
+            bring_together([Recording.open(here), Recording.open(there)])
+            followed.poll()
+    rltrace.stop()
+    (process,) = Recording.open(there).processes
+    lines = Path("processes", process.key, "process.jsonl")
+    shutil.copy(there / lines, here / lines)
+    followed.poll()
+    assert not followed.follower.is_over and followed.last[process.key].process.end_ns is not None
+    bring_together([Recording.open(here), Recording.open(there)])
+    followed.poll()
+    (process,) = Recording.open(here).processes
+    followed.is_same_as(process)
+    assert len(followed.ended[process.key]) == 3 * 301
 
 
 def test_dropped_segments_are_counted(folder: Path) -> None:

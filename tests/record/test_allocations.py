@@ -497,14 +497,14 @@ TRAIN = (
 
     if __name__ == "__main__":
         import os
-        torch.multiprocessing.spawn(work, args=(os.getcwd(),), nprocs=2)
+        torch.multiprocessing.start_processes(work, (os.getcwd(),), nprocs=2, start_method="fork")
 """
 )
 
 
 def test_owners_only_on_chosen_step(tmp_path: Path) -> None:
     """Owners are set where their bytes come into being, and only on the chosen step."""
-    run = run_traced(tmp_path, TRAIN)
+    run = run_traced(tmp_path, TRAIN, imported="torch.distributed.fsdp")
     assert run.returncode == 0, run.err
     said = json.loads(run.out.splitlines()[-1])
 

@@ -68,6 +68,25 @@ def test_the_oldest_goes(folder: Path, process_of: Callable[[Path], Process], bu
     assert process.dropped_segments >= 8 and process.damaged_segments == process.lost_events == process.torn == 0
 
 
+def test_brief_segments_go_last(folder: Path, process_of: Callable[[Path], Process], budget: int) -> None:
+    """A segment that was made brief is as old as before, and stays until all that are whole have gone."""
+    rltrace.start(folder)
+    for n in range(5_000):
+        rltrace.span_at("work", n, n + 1, filler="x" * 900)
+    (process,) = folder.glob("processes/*")
+    _, _, third, *_ = sorted(process.glob("*.seg"))
+    before = third.stat().st_mtime_ns
+    assert disk_account.DiskAccount(folder, "keeper-1-1").replace(third, third.read_bytes()[:1000])
+    assert third.stat().st_mtime_ns == before
+    for n in range(20_000):
+        rltrace.span_at("work", n, n + 1, filler="x" * 900)
+    rltrace.stop()
+    first, *others = sorted(process.glob("*.seg"))
+    assert first == third and int(others[0].stem) > 8, "all that were whole then are gone"
+    assert budgeted_runs.disk_bytes(folder) <= budget
+    assert process_of(folder).dropped_segments > 8
+
+
 def test_a_newcomer_gets_room(folder: Path, budget: int) -> None:
     """A process that begins when the budget is spent takes the place of what is oldest, of a process that lives."""
     rltrace.start(folder)

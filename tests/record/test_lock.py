@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +14,16 @@ import bytecode_tracer
 import pytest
 
 import rltrace
+from rltrace.host.clock import now_ns
+from rltrace.instrument.torch.between import Between
+from rltrace.instrument.torch.device_time import DeviceTimes
 from rltrace.read.recording import Recording
 from rltrace.record import lock as recorder_lock
 from rltrace.record import spans
+from rltrace.record.chosen_steps import Follower
 from rltrace.record.lock import InterruptibleLock
+from rltrace.record.step_numbers import numbers
+from rltrace.record.torch import kernels
 
 OURS = str(Path(rltrace.__file__).parent / "record")
 IN_THE_LOCK = recorder_lock.__file__
@@ -84,6 +91,91 @@ def test_nested_calls(interrupter: Any, way: str) -> None:
             break
         assert is_open(lock), number
     assert number > 30
+
+
+class Device:
+    """What is submitted to it is done at once."""
+
+    def new_event(self) -> list[int]:
+        return [0]
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def record(self, event: list[int]) -> int:
+        event[0] = now_ns()
+        return 1
+
+    record_idle = record
+
+    def has_fired(self, event: list[int]) -> bool:
+        return True
+
+    def elapsed_ms(self, earlier: list[int], later: list[int]) -> float:
+        return (later[0] - earlier[0]) / 1e6
+
+
+def device_times() -> tuple[InterruptibleLock, Callable[[], object]]:
+    times = DeviceTimes(Device(), lambda _: None)
+
+    def work() -> None:
+        times._waiting.clear()  # what interrupted calls have left
+        pair = times.begin("work", {})
+        if pair is not None:
+            times.finish(pair)
+        times.poll()
+
+    return times._lock, work
+
+
+def between() -> tuple[InterruptibleLock, Callable[[], object]]:
+    pieces = Between()
+    return pieces._lock, lambda: (pieces.begins(), pieces.ends())
+
+
+def chosen() -> tuple[InterruptibleLock, Callable[[], object]]:
+    follower = Follower(spans.current(), numbers("1-3", has_periods=True), None)
+    return follower._lock, lambda: (follower.look(), follower.step_begins({}))
+
+
+def profiler() -> tuple[InterruptibleLock, Callable[[], object]]:
+    state = kernels._State()
+    return state._lock, state.take
+
+
+HOLDERS = {"device_time": device_times, "between": between, "chosen_steps": chosen, "kernels": profiler}
+
+
+@pytest.mark.parametrize("way", ["trace function", "thread"])
+@pytest.mark.parametrize("name", HOLDERS)
+def test_other_holders(folder: Path, interrupter: Any, way: str, name: str) -> None:
+    """Whoever takes such a lock leaves it open, wherever its thread is interrupted."""
+    rltrace.start(folder)
+    lock, work = HOLDERS[name]()
+    for number in itertools.count(1):
+        if not is_interrupted(interrupter, str(Path(rltrace.__file__).parent), number, way, work):
+            break
+        assert is_open(lock), number
+    assert number > 20
+    rltrace.stop()
+
+
+def test_lock_if_free() -> None:
+    """What need not be done now is left out while another thread holds the lock, and done where nobody does."""
+    lock = InterruptibleLock()
+    with ThreadPoolExecutor(1) as pool:
+        held = lock.run(lambda: (pool.submit(lock.run_if_free, int).result(timeout=60), lock.run_if_free(int)))
+        assert held == (None, 0)
+        lock._lock.acquire()  # as an interrupted holder leaves it
+        assert pool.submit(lock.run_if_free, int).result(timeout=60) == 0
+
+
+def test_no_plain_locks() -> None:
+    """Threads of traced programs take no lock that an interruption could leave closed."""
+    root = Path(rltrace.__file__).parent
+    traced = [path for name in ("record", "hooks", "instrument", "host") for path in (root / name).rglob("*.py")]
+    plain = [path.name for path in traced if re.search(r"threading\.R?Lock\(", path.read_text())]
+    assert plain == ["lock.py"]
 
 
 def test_dead_holder(monkeypatch: pytest.MonkeyPatch) -> None:

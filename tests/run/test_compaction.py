@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -203,6 +204,19 @@ def test_a_kill_leaves_segments_or_columns(recorded: Path, tmp_path: Path, seed:
     compact(found)
     assert files(run, ".seg") == [] and files(run, packed.UNFINISHED) == []
     assert {process.key: [*process.events()] for process in Recording.open(run).processes} == whole
+
+
+def test_a_full_disk_leaves_segments(run: Path) -> None:
+    """If columns cannot be written, one line says so, and everything is as it was."""
+    before = {path: path.read_bytes() for path in files(run, "")}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        result = CliRunner().invoke(main, ["collect", "--compact", str(run)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert result.exit_code == 3 and "nothing is lost: make room and compact it again" in result.output
+    assert {path: path.read_bytes() for path in files(run, "")} == before
 
 
 def test_a_run_that_goes_on_is_refused(tmp_path: Path) -> None:

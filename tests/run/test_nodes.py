@@ -72,15 +72,22 @@ def run(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exec")
     (folder / "program.py").write_text(PROGRAM)
     traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, "7"]
-    done = rltrace_command(nodes, folder, *traced)
-    assert done.returncode == 0, done.stderr
+    with (folder / "watched").open("w") as out:
+        watching = subprocess.Popen(
+            [*RLTRACE, "summary", "--watch", "run"], cwd=folder, env=nodes.environment, stdout=out
+        )
+        done = rltrace_command(nodes, folder, *traced)
+        assert done.returncode == 0, done.stderr
+        assert watching.wait(60) == 0
     return folder / "run"
 
 
+RLTRACE = (sys.executable, "-c", "from rltrace.cli import main; main()")
+
+
 def rltrace_command(nodes: Cluster, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from rltrace.cli import main; main()", *words]
     return subprocess.run(
-        command, cwd=folder, env=nodes.environment, check=False, capture_output=True, text=True, timeout=500
+        [*RLTRACE, *words], cwd=folder, env=nodes.environment, check=False, capture_output=True, text=True, timeout=500
     )
 
 
@@ -133,6 +140,13 @@ def without_alignment(run: Path, copy: Path) -> Recording:
     shutil.copytree(run, copy)
     (copy / clock_readings.FILE).unlink()
     return Recording.open(copy)
+
+
+def test_the_live_view_knows_the_hosts(run: Path) -> None:
+    """It names the other host once its clock was read, and has its rank once its part was collected."""
+    pictures = (run.parent / "watched").read_text()
+    assert "second records elsewhere, and is seen as far as it was collected: `rltrace collect`" in pictures
+    assert "2 ranks" in pictures and "nothing lost" in pictures and "0 hosts" not in pictures
 
 
 def test_timeline_within_bound(run: Path, nodes: Cluster, tmp_path: Path) -> None:
@@ -193,6 +207,34 @@ def test_collecting_again_changes_nothing(run: Path, nodes: Cluster) -> None:
     done = rltrace_command(nodes, run.parent, "collect", "run")
     assert (done.returncode, done.stdout) == (0, "run: nothing new on second\n"), done.stderr
     assert {path: path.read_bytes() for path in run.glob("processes/*/*")} == before
+
+
+def test_chosen_steps_come_whole(run: Path, nodes: Cluster, tmp_path: Path) -> None:
+    """With --steps the other node makes columns of its segments: these steps whole, of others what figures need."""
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (far,) = (
+        process.key for process in Recording.open(run).processes if process.host == "second" and process.rank == 1
+    )
+    shutil.rmtree(copy / "processes" / far)
+    done = rltrace_command(nodes, tmp_path, "collect", "--steps", "3-5", "copy")
+    assert done.returncode == 0 and "second: steps 3-5 are here whole" in done.stdout, done.stderr
+    found, whole = Recording.open(copy), Recording.open(run)
+    assert {*found.brief_steps} & {*range(3, 6)} == set() and len(found.brief_steps) > STEPS - 10
+    assert list((copy / "processes" / far).glob("*.columns"))
+    spans = [spans_of(folder / "processes" / far) for folder in (copy, run)]  # on their own clock: it was read again
+    phases = [[span for span in some if span.name == "actor.update"] for some in spans]
+    assert phases[0] == phases[1]
+    begin_ns, end_ns = phases[1][3].start_ns, phases[1][5].end_ns or 0
+    assert within(spans[0], begin_ns, end_ns) == within(spans[1], begin_ns, end_ns) and len(spans[0]) < len(spans[1])
+    assert not (nodes.spool / f"rltrace-{whole.manifest['run_id']}" / "abridged").exists()
+
+
+def spans_of(folder: Path) -> list[Span]:
+    return [event for event in Process(folder).events() if isinstance(event, Span)]
+
+
+def within(spans: list[Span], begin_ns: int, end_ns: int) -> list[Span]:
+    return [span for span in spans if begin_ns <= span.start_ns and (span.end_ns or 0) <= end_ns]
 
 
 def test_collecting_leaves_other_process_alone(run: Path, nodes: Cluster, tmp_path: Path) -> None:

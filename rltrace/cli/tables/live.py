@@ -148,8 +148,12 @@ def _head(now: Now, heading: Heading, width: int) -> Iterator[Text]:
     every = f"every {heading.every_seconds:.0f} s" if heading.every_seconds >= 1 else "several times a second"
     yield Text(" · ".join([*facts, f"seen at {heading.at}, {every}"]))
     yield _hosts(now)
-    if of_all:
-        yield Text("a host with a disk of its own is seen once its part is here: `rltrace collect`", "yellow")
+    if now.hosts_elsewhere or of_all:
+        one_host = len(now.hosts_elsewhere) == 1
+        who = f"{_some(now.hosts_elsewhere, 3)} {'records' if one_host else 'record'} elsewhere, and"
+        who = who if now.hosts_elsewhere else "a host that records elsewhere"
+        is_are = "is" if one_host or not now.hosts_elsewhere else "are"
+        yield Text(f"{who} {is_are} seen as far as it was collected: `rltrace collect`", "yellow")
     if lost := sum(now.losses[:5]):
         yield Text(f"{lost:,} records or segments are missing or damaged; `rltrace summary` names them", "yellow")
 
@@ -169,6 +173,8 @@ def _step_words(steps: Sequence[StepNow]) -> str:
 
 def _hosts(now: Now) -> Text:
     hosts = now.hosts
+    if not hosts:
+        return Text("nothing was recorded yet", "dim")
     if len(hosts) == 1:
         return Text(_host_words(hosts[0].name, hosts[0].cpu_percent, hosts[0].available_bytes), "dim")
     quiet = [host.name for host in hosts if host.silent_seconds > SILENT_SECONDS]

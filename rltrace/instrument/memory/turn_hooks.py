@@ -13,8 +13,10 @@ from typing import Any
 from rltrace.events import Turn
 from rltrace.hooks import boundaries
 from rltrace.hooks.arguments import keep_self
-from rltrace.hooks.patching import Hook, PatchSet, nothing_after, nothing_before
+from rltrace.hooks.patching import Function, Hook, PatchSet, nothing_after, nothing_before, wrap_function
 from rltrace.host import memory
+from rltrace.host.clock import now_ns
+from rltrace.host.interruption import own_failure
 from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger
 from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.sharded_models import MODELS, watch_models
@@ -35,7 +37,7 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
     watch_models(patches, functools.partial(beat_in_forwards, turns))
     passes = Backwards(turns, loading)
     patches.around("torch.autograd:backward", passes.begin, passes.end)
-    patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", nothing_before, beating(turns))
+    patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", functools.partial(beat_afterwards, turns))
     patches.use(
         "torch.optim.optimizer:register_optimizer_step_pre_hook",
         # What a look takes is no time of the step.
@@ -181,10 +183,25 @@ class Forwards:
 def beat_in_forwards(turns: Turns, state: Any, hook: Hook) -> None:
     """Make each forward of a module that FSDP2 shards a beat."""
     turns.beat()  # sharding it has moved it to the GPU
-    beat = beating(turns)
+    beat = hook.timed(turns.beat)
 
     def before(_module: Any, _args: Any) -> None:
-        hook.leave(beat, None, None, None)
+        if now_ns() >= turns.beat_due_ns:
+            try:
+                beat()
+            except own_failure() as error:
+                hook.failed(error)
 
     for module in state._modules:
         module.register_forward_pre_hook(outside_graphs(before))
+
+
+def beat_afterwards(turns: Turns, original: Function, hook: Hook) -> Function:
+    """Make the end of each call a beat. A step has hundreds, most of which come before the next beat is due."""
+    beating_now = wrap_function(original, hook, nothing_before, hook.timed(beating(turns)))
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (beating_now if now_ns() >= turns.beat_due_ns else original)(*args, **kwargs)
+
+    return call

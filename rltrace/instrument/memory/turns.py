@@ -56,6 +56,10 @@ class Budget:
         self._counted_ns = at_ns
         return self._left_ns
 
+    def due_ns(self) -> int:
+        """Return when something is left."""
+        return self._counted_ns + max(0, int(-self._left_ns / self._share))
+
     def spend(self, spent_ns: int) -> None:
         """Take some of what is left."""
         self._left_ns -= spent_ns
@@ -63,6 +67,9 @@ class Budget:
 
 class Turns:
     """Looks at the ledger where a training pass turns, as long as that is cheap."""
+
+    beat_due_ns = 0
+    """Before this time a beat has nothing to spend. A step has hundreds of beats, which ask for no more than this."""
 
     SHARE, BURST_NS = 0.0005, 20_000_000
     """The budget of looks inside passes, and that of all others: the first passes are always seen."""
@@ -129,6 +136,7 @@ class Turns:
     def beat(self) -> None:
         """Ask, if the budget allows it, whether the used memory has changed, and look if it has."""
         self._beat(self._beats)
+        self.beat_due_ns = self._beats.due_ns()
 
     def _beat(self, budget: Budget) -> None:
         began_ns = now_ns()
@@ -186,6 +194,7 @@ def beating(turns: Turns) -> Any:
     """Return a hook's `before` or `after` that is a beat."""
 
     def beat(*_: Any) -> None:
-        turns.beat()
+        if now_ns() >= turns.beat_due_ns:
+            turns.beat()
 
     return beat

@@ -7,14 +7,15 @@ tell, and nobody injects it into a request.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rltrace.hooks.patching import Function, Hook
+from rltrace.hooks.patching import Function, Hook, PatchSet
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.opentelemetry import said
 from rltrace.instrument.opentelemetry.times import Begun
@@ -29,20 +30,72 @@ def watch_tracer(original: Function, hook: Hook) -> Function:
     @functools.wraps(original)
     def start_span(self: Any, *args: Any, **kwargs: Any) -> Any:
         span = original(self, *args, **kwargs)
-        if not hook.live:
-            return span
-        try:
-            api = sys.modules[API]
-            if not isinstance(span, api.NonRecordingSpan):
-                return span
-            hook.row.fired()
-            given = dict(zip(parameters, args, strict=False)) | kwargs
-            return _span_class(api.NonRecordingSpan)(span.get_span_context(), hook, given)
-        except own_failure() as error:
-            hook.failed(error)
-            return span
+        watched = _watched(span, hook, dict(zip(parameters, args, strict=False)) | kwargs)
+        return span if watched is None else watched
 
     return start_span
+
+
+def name_older_hooks(patches: PatchSet, emits: tuple[str, ...]) -> None:
+    """Name the hook on `with` for older releases, where its span is not one that `start_span` returns.
+
+    Only there is it needed: as the function itself says, which is a generator below the API's decorator.
+    """
+    from opentelemetry.trace import NoOpTracer
+
+    made: Any = NoOpTracer.start_as_current_span
+    if "start_span" not in made.__wrapped__.__code__.co_names:
+        patches.wrap(f"{API}:NoOpTracer.start_as_current_span", watch_with, emits)
+
+
+def watch_with(original: Function, hook: Hook) -> Function:
+    """Let each `with` have a span that tells when it ends, where it would have the one that does nothing.
+
+    The API's own function makes the context manager, and one of the same class is returned: it is a decorator too.
+    """
+    parameters = [name for name in inspect.signature(original).parameters if name != "self"]
+
+    def opened(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with original(self, *args, **kwargs) as span:
+            given = dict(zip(parameters, args, strict=False)) | kwargs
+            watched = _watched(span, hook, given)
+            if watched is None:
+                yield span
+                return
+            with _current_in_its_place(watched, span, given.get("end_on_exit", True)):
+                yield watched
+
+    @functools.wraps(original)
+    def start_as_current_span(*args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        return type(made)(opened, args, kwargs) if hook.live else made
+
+    return start_as_current_span
+
+
+def _current_in_its_place(watched: Any, span: Any, is_ended: bool) -> Any:
+    """Return the `with` of a span of ours, which is the current one where the span that does nothing would be.
+
+    Below a span from elsewhere it is not: that one stays the current one, and is handed on.
+    """
+    api: Any = sys.modules[API]
+    current = api.get_current_span()
+    if current is span or isinstance(current, NoOpSpan):
+        return api.use_span(watched, end_on_exit=is_ended)
+    return watched if is_ended else contextlib.nullcontext()
+
+
+def _watched(span: Any, hook: Hook, given: dict[str, Any]) -> Any:
+    """Return a span that tells when it ends, in place of one that does nothing; None for any other."""
+    try:
+        api = sys.modules[API]
+        if not hook.live or not isinstance(span, api.NonRecordingSpan):
+            return None
+        hook.row.fired()
+        return _span_class(api.NonRecordingSpan)(span.get_span_context(), hook, given)
+    except own_failure() as error:
+        hook.failed(error)
+        return None
 
 
 @functools.cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from time import process_time_ns
@@ -17,6 +16,7 @@ from typing import Any
 from rltrace.events import HOST_WORK
 from rltrace.host.clock import now_ns
 from rltrace.record import spans
+from rltrace.record.lock import InterruptibleLock
 
 LEAST_NS = 50_000
 """Less time than this is not worth a record."""
@@ -26,13 +26,12 @@ class Between:
     """Counts the pieces of work that are under way, on all threads of the process, and records what is between them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         """Begin anew. A forked child has done no work, and its CPU time begins at 0."""
-        self._lock = threading.Lock()
+        self._lock = InterruptibleLock()
         self._under_way = 0
         self._ended_ns = self._cpu_ns = 0
         self._output: Any = None
@@ -45,14 +44,18 @@ class Between:
 
     def begins(self) -> None:
         """Begin a piece of work: record what was between the last one and this one."""
-        with self._lock:
-            self._under_way += 1
-            is_first, began_ns, self._ended_ns = self._under_way == 1, self._ended_ns, 0
-        if is_first and began_ns:
+        began_ns = self._lock.run(self._count)
+        if began_ns:
             gap_ns = now_ns() - began_ns
             if gap_ns > LEAST_NS:
                 self._record(began_ns, gap_ns)
             self._output = None
+
+    def _count(self) -> int:
+        """Count a piece that begins; return since when nothing was under way, 0 if something was or is."""
+        began_ns, self._ended_ns = self._ended_ns, 0
+        self._under_way += 1
+        return began_ns if self._under_way == 1 else 0
 
     def _record(self, began_ns: int, gap_ns: int) -> None:
         """Write for how long the process computed in a gap. Nobody knows when, so it is put at the gap's beginning."""
@@ -69,12 +72,16 @@ class Between:
             output: A tensor that it made. As long as the program keeps it, something may be computed from it.
             has_gradient: Whether a backward follows; what is in front of that belongs to the same phase.
         """
-        with self._lock:
-            self._under_way = max(0, self._under_way - 1)
-            if self._under_way or has_gradient:
-                return
-            self._ended_ns, self._cpu_ns, self._dropped_ns = now_ns(), process_time_ns(), []
-        self._output = None if output is None else weakref.ref(output, appends_time(self._dropped_ns))
+        if self._lock.run(self._count_end, has_gradient):
+            self._output = None if output is None else weakref.ref(output, appends_time(self._dropped_ns))
+
+    def _count_end(self, has_gradient: bool) -> bool:
+        """Count a piece that ends; return whether nothing is under way any more, and what follows counts."""
+        self._under_way = max(0, self._under_way - 1)
+        if self._under_way or has_gradient:
+            return False
+        self._ended_ns, self._cpu_ns, self._dropped_ns = now_ns(), process_time_ns(), []
+        return True
 
 
 def appends_time(times_ns: list[int]) -> Callable[[Any], Any]:

@@ -16,7 +16,6 @@ import atexit
 import functools
 import itertools
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +38,7 @@ from rltrace.instrument.torch.device_time import (
 from rltrace.instrument.torch.fsdp2 import LAUNCHED, NAMED, PACKAGE, STATE, Backwards, watch_forwards
 from rltrace.instrument.torch.optim import STEPS, watch_optimizer_steps
 from rltrace.record import lifecycle, spans
+from rltrace.record.lock import InterruptibleLock
 
 GATHER, SCATTER = "fsdp.all_gather", "fsdp.reduce_scatter"
 GATHERS = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
@@ -81,10 +81,9 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
         (FORWARD,),
     )
     backwards = Backwards(pairs.open_backward, root_only=not of_layers)
-    patches.around(
+    patches.wrap(
         f"{PACKAGE}._fsdp_state:FSDPState._pre_backward",
-        backwards.look,
-        backwards.begin_unsharded,
+        backwards.watch_beginnings,
         (BACKWARD,),
         reads=(*attributes(STATE, "_is_root", "_training_state"), *NAMED),
     )
@@ -172,7 +171,7 @@ class CudaPairs:
 
     def __init__(self) -> None:
         self._times: DeviceTimes | None = None
-        self._lock = threading.Lock()
+        self._lock = InterruptibleLock()
 
     def begin(self, name: str, args: dict[str, Any], queue: int = 0) -> Any:
         """Return what to leave after work that begins now, as `DeviceTimes.begin` does; None if nothing is measured."""
@@ -206,12 +205,14 @@ class CudaPairs:
     def _open(self) -> DeviceTimes | None:
         if not has_used_gpu():  # an event or a stream of ours would make a context
             return None
+        self._lock.run(self._measure_once)
+        return self._times
+
+    def _measure_once(self) -> None:
         import torch
 
-        with self._lock:
-            if self._times is None:
-                self.measure(CudaEvents(torch))
-        return self._times
+        if self._times is None:
+            self.measure(CudaEvents(torch))
 
     def measure(self, device: DeviceEvents) -> None:
         """Make pairs on this device from now on."""

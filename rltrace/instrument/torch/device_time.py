@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from rltrace.dependencies import msgspec
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
+from rltrace.record.lock import InterruptibleLock
 
 POLL_NS = 1_000_000_000
 """After this time a new pair resolves the pairs before it, unless somebody has asked for that since."""
@@ -187,7 +187,7 @@ class DeviceTimes:
     _polled_ns: int = 0
     _look_ns: int = -1
     """After this time something is due: resolving pairs, or renewing the anchor."""
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _lock: InterruptibleLock = field(default_factory=InterruptibleLock)
 
     def pair(self, name: str, /, queue: int = 0, **args: Any) -> Work:
         """Measure the work between entering and leaving this, on the current stream."""
@@ -203,24 +203,26 @@ class DeviceTimes:
             args: Of the span.
             queue: Work of one queue follows one another on the device, whatever streams it is submitted from; 0: none.
         """
-        with self._lock:
-            launched_ns = self.now_ns()
-            if launched_ns > self._look_ns and not self._look():
-                return None
-            if self._count >= MOST_PAIRS:
-                self.missed.too_many += 1
-                return None
-            event = self._pool.pop() if self._pool else self.device.new_event()
-            stream = self.device.record(event)
-            if stream <= 0:
-                self._pool.append(event)
-                self._count_missed(stream)
-                return None
-            anchor = self._anchor
-            assert anchor is not None
-            anchor.pairs += 1
-            self._submitted += 1
-            return Pair(name, args, self, queue, self._submitted, launched_ns, anchor, stream, event)
+        return self._lock.run(self._begin, name, args, queue)
+
+    def _begin(self, name: str, args: dict[str, Any], queue: int) -> Pair | None:
+        launched_ns = self.now_ns()
+        if launched_ns > self._look_ns and not self._look():
+            return None
+        if self._count >= MOST_PAIRS:
+            self.missed.too_many += 1
+            return None
+        event = self._pool.pop() if self._pool else self.device.new_event()
+        stream = self.device.record(event)
+        if stream <= 0:
+            self._pool.append(event)
+            self._count_missed(stream)
+            return None
+        anchor = self._anchor
+        assert anchor is not None
+        anchor.pairs += 1
+        self._submitted += 1
+        return Pair(name, args, self, queue, self._submitted, launched_ns, anchor, stream, event)
 
     def _look(self) -> bool:
         """Resolve what is done and renew the anchor, if that is due; without an anchor count the pair, return false."""
@@ -247,31 +249,36 @@ class DeviceTimes:
 
     def finish(self, pair: Pair, *, failed: bool = False) -> None:
         """Record the second event, and let the pair wait for the device."""
-        with self._lock:
-            pair.end = self._pool.pop() if self._pool else self.device.new_event()
-            if failed or self.device.record(pair.end) != pair.stream:
-                self.missed.other_stream += 1
-                self._release(pair)
-                return
-            self._waiting.setdefault(pair.stream, []).append(pair)
-            self._count += 1
+        self._lock.run(self._finish, pair, failed)
+
+    def _finish(self, pair: Pair, failed: bool) -> None:
+        pair.end = self._pool.pop() if self._pool else self.device.new_event()
+        if failed or self.device.record(pair.end) != pair.stream:
+            self.missed.other_stream += 1
+            self._release(pair)
+            return
+        self._waiting.setdefault(pair.stream, []).append(pair)
+        self._count += 1
 
     def poll(self) -> int:
         """Resolve what the device has done, and return how many pairs that were. Never waits for the device."""
-        with self._lock:
-            return 0 if self.device.is_capturing() else self._poll()
+        return self._lock.run(self._poll)
 
     def end(self) -> None:
         """Resolve what the device has done, and count what is not done or not known: there will be no other call."""
-        with self._lock:
-            try:
-                self.poll()
-                self.missed.unfinished += self._count
-            except own_failure():  # a device's error comes back at each call; it was told where it came first
-                self.missed.failed += self._count
-            self._waiting, self._count = {}, 0
+        self._lock.run(self._end)
+
+    def _end(self) -> None:
+        try:
+            self._poll()
+            self.missed.unfinished += self._count
+        except own_failure():  # a device's error comes back at each call; it was told where it came first
+            self.missed.failed += self._count
+        self._waiting, self._count = {}, 0
 
     def _poll(self) -> int:
+        if self.device.is_capturing():
+            return 0
         self._polled_ns = self.now_ns()
         fired = {stream: self._fired(pairs) for stream, pairs in self._waiting.items()}
         # It is taken after everything that it bounds.

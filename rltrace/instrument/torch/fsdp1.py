@@ -13,8 +13,7 @@ from typing import Any
 from rltrace.hooks.arguments import argument, attributes, keep
 from rltrace.hooks.patching import Function, Hook, PatchSet, nothing_before
 from rltrace.host.interruption import own_failure
-from rltrace.instrument.torch.fsdp2 import open_forward
-from rltrace.instrument.torch.modules import Forwards, without_wrappers
+from rltrace.instrument.torch.modules import ForwardSpans, without_wrappers
 from rltrace.instrument.torch.tensor_sizes import tensor_args
 from rltrace.record import spans
 
@@ -86,7 +85,7 @@ def gather_bytes(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
 
 def watch_forwards(paths: Paths, original: Function, hook: Hook) -> Function:
     """Wrap the constructor, so that each wrapped module gets a hook before and one after its forward."""
-    forwards = Forwards(hook, open_forward)
+    forwards = ForwardSpans(hook)
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> None:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rltrace.hooks.arguments import argument, attributes, keep_self
-from rltrace.hooks.patching import Function, Hook, PatchSet
+from rltrace.hooks.patching import Function, Hook, PatchSet, wrap_function
 from rltrace.host.interruption import own_failure
-from rltrace.instrument.torch.modules import Forwards, OpenForward, without_wrappers
+from rltrace.instrument.torch.modules import Forwards, ForwardSpans, OpenForward, without_wrappers
 from rltrace.instrument.torch.tensor_sizes import tensor_args
-from rltrace.record import spans
+from rltrace.record import repeated, spans
 
 PACKAGE = "torch.distributed.fsdp._fully_shard"
 
@@ -35,20 +35,6 @@ NAMED = attributes(GROUP, "_module_fqn")
 OpenBackward = Callable[[str], Any]
 """A function that opens what is around a backward of the module at a path."""
 
-_forward = spans.automatic_typed_span("fsdp.forward", module=str)
-_repeated_forward = spans.automatic_typed_span("fsdp.forward", module=str, recompute=bool)
-_backward = spans.automatic_typed_span("fsdp.backward", module=str)
-
-
-def open_forward(path: str, is_repeated: bool) -> Any:
-    """Open a span of the host."""
-    return (_repeated_forward(path, True) if is_repeated else _forward(path)).__enter__()
-
-
-def open_backward(path: str) -> Any:
-    """Open a span of the host."""
-    return _backward(path).__enter__()
-
 
 class Fsdp2:
     """Records collectives, forwards and backwards."""
@@ -63,13 +49,11 @@ class Fsdp2:
         patches.around(f"{group}:foreach_all_gather", gathers.begin, gathers.end, ("fsdp.all_gather",), reads=GATHERED)
         inputs = f"{PACKAGE}._fsdp_collectives:_get_param_all_gather_inputs"
         patches.span(inputs, "offload.h2d", offloaded_args, reads=OFFLOADED)
-        patches.around(
-            f"{group}:foreach_reduce", begin_reduce, end_reduce, ("fsdp.reduce_scatter",), reads=GATHERED[:1]
-        )
-        patches.wrap(f"{STATE}.init", watch_forwards, ("fsdp.forward",), reads=(*attributes(STATE, "_modules"), *NAMED))
-        backwards = Backwards()
+        patches.wrap(f"{group}:foreach_reduce", watch_reductions, ("fsdp.reduce_scatter",), reads=GATHERED[:1])
+        patches.wrap(f"{STATE}.init", span_forwards, ("fsdp.forward",), reads=(*attributes(STATE, "_modules"), *NAMED))
+        backwards = BackwardSpans()
         told = (*attributes(STATE, "_training_state"), *NAMED)
-        patches.around(f"{STATE}._pre_backward", backwards.begin, leave_open, ("fsdp.backward",), reads=told)
+        patches.wrap(f"{STATE}._pre_backward", backwards.watch_beginnings, ("fsdp.backward",), reads=told)
         patches.wrap(f"{GROUP}.post_backward", backwards.watch_ends)
 
 
@@ -158,10 +142,34 @@ def replicas_of(fsdp_params: list[Any]) -> int:
 
 def offloaded_args(fsdp_params: list[Any]) -> dict[str, Any] | None:
     """Return the bytes of the shards that lie in the host's memory and are copied to be gathered; None if none do."""
-    offloaded = [param for param in fsdp_params if param.offload_to_cpu]
-    if not offloaded:
+    if not fsdp_params[0].offload_to_cpu:  # those of a group share the policy
         return None
+    offloaded = [param for param in fsdp_params if param.offload_to_cpu]
     return {"what": "shards", "bytes": sum(param._sharded_param_data.nbytes for param in offloaded)}
+
+
+def watch_reductions(original: Function, hook: Hook) -> Function:
+    """Wrap `foreach_reduce`. Parameters whose gradients nothing moves, at one rank, are known from their first on."""
+    alone: dict[int, weakref.ref[Any]] = {}
+
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        opened = begin_reduce(args, kwargs)
+        fsdp_params = argument("fsdp_params", 0, args, kwargs)
+        if opened is None and LAUNCHED.replicas is None:
+            alone[id(fsdp_params[0])] = weakref.ref(fsdp_params[0])
+        return opened
+
+    watched = wrap_function(original, hook, hook.timed(begin), hook.timed(end_reduce))
+
+    @functools.wraps(original)
+    def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
+        try:
+            known = alone[id(args[0][0])]() is args[0][0]
+        except own_failure():
+            known = False
+        return (original if known else watched)(*args, **kwargs)
+
+    return foreach_reduce
 
 
 def begin_reduce(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -244,18 +252,19 @@ def groups_of(state: Any) -> list[Any]:
 # ---- forward ----------------------------------------------------------------------------------------------------
 
 
-def watch_forwards(
-    original: Function,
-    hook: Hook,
-    opens: OpenForward = open_forward,
-    *,
-    root_only: bool = False,
-    waits: bool = True,
-) -> Function:
-    """Wrap `FSDPState.init`, so that each sharded module gets a hook before and one after its forward.
+def span_forwards(original: Function, hook: Hook) -> Function:
+    """Wrap `FSDPState.init`, so that each forward of a sharded module is a span.
 
     Module hooks, not `FSDPState._post_forward`: checkpointing stops a recomputed forward by an exception as soon as it
     has what it needs, and only a hook registered with `always_call` sees that end.
+    """
+    return _attach(original, hook, ForwardSpans(hook))
+
+
+def watch_forwards(
+    original: Function, hook: Hook, opens: OpenForward, *, root_only: bool = False, waits: bool = True
+) -> Function:
+    """Wrap `FSDPState.init`, so that each sharded module gets a hook before and one after its forward.
 
     Args:
         original: `FSDPState.init`.
@@ -264,8 +273,10 @@ def watch_forwards(
         root_only: Whether only the root of each model is watched; hooks on other modules go at their first forward.
         waits: Whether a forward begins before FSDP waits for the gathered parameters, and not after that.
     """
-    forwards = Forwards(hook, opens, root_only=root_only, waits=waits)
+    return _attach(original, hook, Forwards(hook, opens, root_only=root_only, waits=waits))
 
+
+def _attach(original: Function, hook: Hook, forwards: Forwards) -> Function:
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
@@ -283,31 +294,87 @@ def watch_forwards(
 # ---- backward ---------------------------------------------------------------------------------------------------
 
 
-class Backwards:
-    """The open backward spans, by parameter group. They may end on another thread than they began on."""
+class BackwardSpans:
+    """The spans of backwards, by state and by the parameter groups of each: they end with the last group."""
 
-    def __init__(self, opens: OpenBackward = open_backward, *, root_only: bool = False) -> None:
+    def __init__(self) -> None:
+        self._of_state: dict[int, repeated.Stretch] = {}
+        self._of_group: dict[int, repeated.Stretch] = {}
+        self._kept: dict[int, weakref.ref[Any]] = {}
+        """What forgets a state or a group once it is gone."""
+
+    def watch_beginnings(self, original: Function, hook: Hook) -> Function:
+        """Wrap `FSDPState._pre_backward`, which unshards; a module with several outputs is told once per output."""
+        begin = hook.timed(repeated.beginning(hook, self._of_state, self._meet, _is_told_again))
+
+        @functools.wraps(original)
+        def pre_backward(*args: Any, **kwargs: Any) -> Any:
+            if hook.live:
+                begin(args[0])
+            return original(*args, **kwargs)
+
+        return pre_backward
+
+    def watch_ends(self, original: Function, hook: Hook) -> Function:
+        """Wrap `FSDPParamGroup.post_backward`, after which a backward is over."""
+        end = hook.timed(repeated.ending(hook, self._of_group))
+
+        @functools.wraps(original)
+        def post_backward(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if hook.live:
+                    end(args[0])
+
+        return post_backward
+
+    def _meet(self, state: Any) -> repeated.Stretch | None:
+        """Return the span of a state's backwards; None if it has no parameters."""
+        groups = groups_of(state)
+        if not groups:
+            return None
+        said = repeated.Said("fsdp.backward", {"module": module_of_groups(groups)})
+        stretch = repeated.Stretch(said, len(groups))
+        self._keep(self._of_state, state, stretch)
+        for group in groups:
+            self._keep(self._of_group, group, stretch)
+        return stretch
+
+    def _keep(self, known: dict[int, repeated.Stretch], of: Any, stretch: repeated.Stretch) -> None:
+        known[id(of)] = stretch
+        # All in C, so that no error from outside is lost there. The dead reference is what `pop` returns by default.
+        self._kept[id(of)] = weakref.ref(of, functools.partial(known.pop, id(of)))
+
+
+class Backwards:
+    """The open backwards, by parameter group. They may end on another thread than they began on."""
+
+    def __init__(self, opens: OpenBackward, *, root_only: bool = False) -> None:
         self._opens = opens
         self._root_only = root_only
         self._open: dict[int, UnfinishedBackward] = {}
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Open the span of a state that is about to unshard for its backward."""
-        self._begin(self.look(args, kwargs))
+    def watch_beginnings(self, original: Function, hook: Hook) -> Function:
+        """Wrap `FSDPState._pre_backward`, so that a state's backward opens once it has unsharded."""
+        watched = wrap_function(original, hook, hook.timed(self.look), hook.timed(self.begin_unsharded))
+        if not self._root_only:
+            return watched
 
-    def look(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, bool] | None:
+        @functools.wraps(original)
+        def pre_backward(*args: Any, **kwargs: Any) -> Any:
+            return (watched if args[0]._is_root else original)(*args, **kwargs)
+
+        return pre_backward
+
+    def look(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """Return the state, and whether this is a repetition: a module with several outputs is told once per output."""
-        state = args[0]
-        return None if self._root_only and not state._is_root else (state, _is_told_again(state))
+        return args[0], _is_told_again(args[0])
 
-    def begin_unsharded(self, looked: tuple[Any, bool] | None, _result: Any, error: BaseException | None) -> None:
-        """Open the span of a state that has just unsharded."""
-        if error is None:
-            self._begin(looked)
-
-    def _begin(self, looked: tuple[Any, bool] | None) -> None:
-        groups = groups_of(looked[0]) if looked is not None else []
-        if looked is None or not groups:
+    def begin_unsharded(self, looked: tuple[Any, bool], _result: Any, error: BaseException | None) -> None:
+        """Open the backward of a state that has just unsharded."""
+        groups = groups_of(looked[0])
+        if error is not None or not groups:
             return
         if (unfinished := self._open.get(id(groups[0]))) is not None:
             if looked[1]:
@@ -326,13 +393,13 @@ class Backwards:
             try:
                 return original(*args, **kwargs)
             finally:
-                if is_open and hook.live:
+                if is_open and id(args[0]) in is_open and hook.live:
                     hook.leave(end, hook.enter(keep_self, args, kwargs), None, None)
 
         return post_backward
 
     def end(self, group: Any, _result: Any, _error: BaseException | None) -> None:
-        """Close the span once all groups of its state have reduced their gradients."""
+        """Close the backward once all groups of its state have reduced their gradients."""
         opened = self._open.pop(id(group), None)
         if opened is None:
             return
@@ -347,14 +414,10 @@ def _is_told_again(state: Any) -> bool:
 
 @dataclass(slots=True)
 class UnfinishedBackward:
-    """A backward span, and how many parameter groups it still waits for."""
+    """What is open, and how many parameter groups it still waits for."""
 
     span: Any
     groups: int
-
-
-def leave_open(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """Do nothing: the span goes on until the gradients are reduced."""
 
 
 # ---- memory -----------------------------------------------------------------------------------------------------

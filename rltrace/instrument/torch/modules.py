@@ -11,7 +11,7 @@ from typing import Any
 from rltrace.hooks.patching import Function, Hook
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.dynamo import outside_graphs
-from rltrace.record import spans
+from rltrace.record import repeated, spans
 
 OpenForward = Callable[[str, bool], Any]
 """Opens what is around a forward of the module at a path; the second argument says whether it is a recomputation."""
@@ -38,7 +38,10 @@ class Forwards:
             path: Returns their path in the model, which is known from their first forward on.
         """
         handles: list[Any] = []
-        before, after = self._hooks(handles, path)
+        return self._register(modules, *self._hooks(handles, path), handles)
+
+    def _register(self, modules: Iterable[Any], before: Function, after: Function, handles: list[Any]) -> list[Any]:
+        before, after = outside_graphs(before), outside_graphs(after)
         with undone_on_error(handles):
             for module in modules:
                 # After a forward it runs behind FSDP's own hook, which reshards; before a forward on either side of it.
@@ -55,7 +58,7 @@ class Forwards:
         from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
         handles: list[Any] = []
-        before, after = self._hooks(handles, str, chosen)
+        before, after = map(outside_graphs, self._hooks(handles, str, chosen))
         with undone_on_error(handles):
             handles.append(register_module_forward_pre_hook(before))
             handles.append(register_module_forward_hook(after, always_call=True))
@@ -97,7 +100,28 @@ class Forwards:
                 except own_failure() as error:
                     hook.failed(error)
 
-        return outside_graphs(hook.timed(before)), outside_graphs(hook.timed(after))
+        return hook.timed(before), hook.timed(after)
+
+
+class ForwardSpans(Forwards):
+    """Forwards that are spans, and nothing else."""
+
+    def __init__(self, hook: Hook) -> None:
+        super().__init__(hook, lambda *_: None)
+
+    def attach(self, modules: Iterable[Any], path: Callable[[], str]) -> list[Any]:
+        """Register the hooks on modules that are sharded together; returns what removes them."""
+        import torch
+
+        known = ""
+
+        def said(is_repeated: bool) -> repeated.Said:
+            nonlocal known
+            known = known or path()
+            return repeated.Said("fsdp.forward", {"module": known} | ({"recompute": True} if is_repeated else {}))
+
+        before, after = repeated.around_calls(self._hook, said, lambda: bool(known), torch._C._current_graph_task_id)
+        return self._register(modules, self._hook.timed(before), self._hook.timed(after), [])
 
 
 class OpenForwards(threading.local):

@@ -10,7 +10,6 @@ engine's worker also looks whenever it executes its model (`look`).
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +22,7 @@ from rltrace.instrument.torch.kept_step import Event, Keeper, KeptStep
 from rltrace.instrument.torch.loop_steps import LoopSteps
 from rltrace.record import allocation_steps, lifecycle, spans
 from rltrace.record.allocation_steps import RunningSteps, step_number
+from rltrace.record.lock import InterruptibleLock
 
 NO_BOUNDARY = "no phase of this process began or ended in it"
 
@@ -82,7 +82,7 @@ class Follower:
 
     def forget(self) -> None:
         """Begin anew: in a forked child, what its parent keeps is not its own."""
-        self._lock = threading.RLock()
+        self._lock = InterruptibleLock()
         """It is re-entrant, because a signal handler may mark a phase while it is held."""
         self._left = set(self._steps)
         """The chosen steps that this process has not finished."""
@@ -101,41 +101,43 @@ class Follower:
             boundary: The phase boundary that was reached; None where a vLLM worker executes its model.
         """
         is_done = self._kept.step is None and (self._own.begun or not self._left)
-        if is_done or not self._hook.live or not self._lock.acquire(blocking=False):
+        if is_done or not self._hook.live:
             return
         try:
-            if boundary is not None:
-                self._infer(self._loop.reaches(boundary))
-            self._look()
-            if boundary is not None and self._kept.step is None:
-                self._keeper.outside()
+            self._lock.run_if_free(self._reach, boundary)
         except own_failure() as error:
             self._hook.failed(error)
-        finally:
-            self._lock.release()
+
+    def _reach(self, boundary: boundaries.Boundary | None) -> None:
+        if boundary is not None:
+            self._infer(self._loop.reaches(boundary))
+        self._look()
+        if boundary is not None and self._kept.step is None:
+            self._keeper.outside()
 
     def step_begins(self, args: dict[str, Any]) -> int | None:
         """Begin a step of this process, and return its number if the step is chosen. Never raises."""
         try:
-            with self._lock:
-                number = step_number(args, self._own.begun)
-                if not self._own.begun:  # it goes by its own steps from here on
-                    self._kept.on(Event.DISOWN)
-                    self._infer(None)
-                    self._say_marked()
-                self._own.begun += 1
-                return self._begin_own(number) if number in self._steps and self._hook.live else None
+            return self._lock.run(self._begin_step, args)
         except own_failure() as error:
             self._hook.failed(error)
             return None
+
+    def _begin_step(self, args: dict[str, Any]) -> int | None:
+        number = step_number(args, self._own.begun)
+        if not self._own.begun:  # it goes by its own steps from here on
+            self._kept.on(Event.DISOWN)
+            self._infer(None)
+            self._say_marked()
+        self._own.begun += 1
+        return self._begin_own(number) if number in self._steps and self._hook.live else None
 
     def step_ended(self, step: int | None) -> None:
         """End a step of this process, whether it went well or not. Never raises."""
         if step is None:
             return
         try:
-            with self._lock:
-                self._end_own(step)
+            self._lock.run(self._end_own, step)
         except own_failure() as error:
             self._hook.failed(error)
 
@@ -146,23 +148,24 @@ class Follower:
     def optimizer_stepped(self, number: Any) -> None:
         """End a step that nobody marks, if this was the last of its optimizers. Never raises."""
         try:
-            with self._lock:
-                self._infer(self._loop.stepped(number))
+            self._lock.run(lambda: self._infer(self._loop.stepped(number)))
         except own_failure() as error:
             self._hook.failed(error)
 
     def process_ends(self) -> None:
         """Write what is kept, and say what could not be kept. Never raises."""
         try:
-            with self._lock:
-                for step in list(self._own.open):
-                    self._end_own(step)
-                self._leave()
-                missed = self._left & self._met() if self._keeper.lacks() is None and not self._own.begun else set()
-                for step in sorted(missed):
-                    lifecycle.unavailable(self._keeper.of(step), NO_BOUNDARY)
+            self._lock.run(self._end_all)
         except own_failure() as error:
             self._hook.failed(error)
+
+    def _end_all(self) -> None:
+        for step in list(self._own.open):
+            self._end_own(step)
+        self._leave()
+        missed = self._left & self._met() if self._keeper.lacks() is None and not self._own.begun else set()
+        for step in sorted(missed):
+            lifecycle.unavailable(self._keeper.of(step), NO_BOUNDARY)
 
     # -- steps of this process
 

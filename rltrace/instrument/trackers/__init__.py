@@ -52,10 +52,25 @@ class Tensorboard:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; there is none unless trackers are wanted."""
-        if are_wanted(os.environ):
-            writer = "tensorboard.summary.writer.event_file_writer:EventFileWriter"
-            patches.around(f"{writer}.__init__", first_argument, file_opened)
-            patches.around(f"{writer}.close", file_closes, nothing)
+        name_file_hooks(patches, "tensorboard.summary.writer.event_file_writer:EventFileWriter")
+
+
+class TensorboardX:
+    """Finds those that the program writes by tensorboardX."""
+
+    name = "tensorboardx"
+    supports = ("tensorboardX >= 2.5",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks; there is none unless trackers are wanted."""
+        name_file_hooks(patches, "tensorboardX.event_file_writer:EventFileWriter")
+
+
+def name_file_hooks(patches: PatchSet, writer: str) -> None:
+    """Name the hooks on what writes an event file, if trackers are wanted."""
+    if are_wanted(os.environ):
+        patches.around(f"{writer}.__init__", first_argument, file_opened)
+        patches.around(f"{writer}.close", file_closes, nothing)
 
 
 class Wandb:

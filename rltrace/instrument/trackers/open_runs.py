@@ -1,7 +1,7 @@
 """The runs that a program has open, in the trackers that it has imported; nothing is imported here.
 
 Read and called: W&B 0.31 (`wandb.run`, `Run.log`, `Run.define_metric`), MLflow 3.17 (`active_run`,
-`MlflowClient.log_batch`), TensorBoard 2.21 (`EventFileWriter.add_event`).
+`MlflowClient.log_batch`), TensorBoard 2.21 and tensorboardX 2.6 (`EventFileWriter.add_event`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
 from typing import Any, Protocol
 from weakref import WeakSet, ref
 
@@ -63,17 +65,22 @@ class MlflowRun:
 
 
 class EventFile:
-    """An event file for TensorBoard, whose scalars each have steps of their own."""
+    """An event file for TensorBoard, whose scalars each have steps of their own.
 
-    name = "TensorBoard"
+    Args:
+        writer: TensorBoard's own, or that of tensorboardX.
+        name: Of the package.
+        protos: The package's module of messages: a writer takes its own alone.
+    """
 
-    def __init__(self, writer: Any) -> None:
+    def __init__(self, writer: Any, name: str, protos: str) -> None:
+        self.name = name
         self._writer = writer
+        self._protos = protos
 
     def log(self, number: int, scalars: Mapping[str, float]) -> None:
         """Write the scalars at the step's number; a file that was closed is left alone."""
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-
+        event_pb2, summary_pb2 = (import_module(f"{self._protos}.{part}_pb2") for part in ("event", "summary"))
         values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         event = event_pb2.Event(wall_time=time.time(), step=number, summary=summary_pb2.Summary(value=values))
         try:
@@ -104,14 +111,21 @@ def _of_mlflow() -> OpenRun | None:
     return None if run is None else MlflowRun(mlflow, run.info.run_id)
 
 
-def _of_tensorboard() -> OpenRun | None:
+def _of_event_files(name: str, protos: str) -> OpenRun | None:
+    package = protos.partition(".")[0]
     for known in EVENT_FILES:
-        if (writer := known()) is not None:
-            return EventFile(writer)
+        writer = known()
+        if writer is not None and type(writer).__module__.partition(".")[0] == package:
+            return EventFile(writer, name, protos)
     return None
 
 
-FINDERS: tuple[Callable[[], OpenRun | None], ...] = (_of_wandb, _of_mlflow, _of_tensorboard)
+FINDERS: tuple[Callable[[], OpenRun | None], ...] = (
+    _of_wandb,
+    _of_mlflow,
+    partial(_of_event_files, "TensorBoard", "tensorboard.compat.proto"),
+    partial(_of_event_files, "tensorboardX", "tensorboardX.proto"),
+)
 
 
 def find_runs() -> list[OpenRun]:

@@ -19,6 +19,7 @@ from rltrace.host import clock
 from rltrace.host.garbage_collector import without_collection
 from rltrace.host.interruption import own_failure
 from rltrace.record import lifecycle, spans
+from rltrace.record.lock import InterruptibleLock
 
 WHAT = "kernels"
 """What a process says is unavailable, with the reason, where it records none."""
@@ -52,12 +53,14 @@ class _State:
         """Profilers that the program has open."""
         self.gave_way = False
         """Whether ours has ended because the program opened one."""
-        self._lock = threading.Lock()
+        self._lock = InterruptibleLock()
 
     def take(self) -> _Profiling | None:
         """Return what we profile, to one caller only."""
-        with self._lock:
-            profiling, self.profiling = self.profiling, None
+        return self._lock.run(self._take)
+
+    def _take(self) -> _Profiling | None:
+        profiling, self.profiling = self.profiling, None
         return profiling
 
 
