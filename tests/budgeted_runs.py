@@ -55,9 +55,12 @@ class Budgeted:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Return what a folder takes of the disk, with all that is in it."""
-    found = [folder, *folder.rglob("*")]
-    return sum(path.lstat().st_blocks * 512 for path in found)
+    """Return what a folder takes of the disk, with all that is in it; files may go meanwhile."""
+    blocks = 0
+    for path in [folder, *folder.rglob("*")]:
+        with contextlib.suppress(FileNotFoundError):
+            blocks += path.lstat().st_blocks
+    return blocks * 512
 
 
 def record(

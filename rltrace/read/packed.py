@@ -209,16 +209,23 @@ class Store:
         """Files whose first line cannot be read, so that nobody knows which segments they had."""
 
     def look(self) -> dict[str, Place]:
-        """Return where each segment is, by its name, as it is now."""
+        """Return where each segment is, by its name, as it is now: of two forms, the one that lacks less."""
         self._places, self.damaged = {}, []
         for file in sorted(self._folder.glob(f"*{SUFFIX}")):
             try:
-                self._places |= dict(_places(file, self._limits))
+                for name, place in _places(file, self._limits):
+                    known = self._places.get(name)
+                    if known is None or known.sum.size_bytes < place.sum.size_bytes:
+                        self._places[name] = place
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, RecursionError):
                 self.damaged.append(file)
         return self._places
+
+    def has(self, name: str) -> bool:
+        """Return whether a segment was among them at the last look."""
+        return name in self._places
 
     def read(self, name: str) -> bytes:
         """Return a segment.

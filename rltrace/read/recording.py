@@ -647,7 +647,8 @@ class Process:
         return sum(sizes.values())
 
     def segment(self, name: str) -> bytes:
-        """Return the content of a segment, from its file or from columns.
+        """Return the content of a segment, from its file, or from columns if there is none or it is not as it was
+        closed.
 
         Raises:
             RefusedError: its file is no regular one, or too large.
@@ -655,9 +656,18 @@ class Process:
             OSError: it cannot be read, because it was dropped for example.
         """
         try:
-            return regular_file.read(self.folder / name, self.limits)
+            content = regular_file.read(self.folder / name, self.limits)
         except FileNotFoundError:
             return self.packed.read(name)
+        if self.packed.has(name) and self._is_earlier(name, content):
+            with contextlib.suppress(OSError):
+                return self.packed.read(name)
+        return content
+
+    def _is_earlier(self, name: str, content: bytes) -> bool:
+        """Return whether a segment is not as it was when it was closed, or was made brief after that."""
+        seal = self.seal(name)
+        return seal is not None and checksum.of_bytes(content) not in (seal, *self.removed.segments.get(name, ()))
 
     def segments(self, known: Set[str] = frozenset(), *, closed_first: bool = False) -> Iterator[Segment]:
         """Yield its segments in order, and count what is not as it was written, as `events` does.

@@ -29,6 +29,9 @@ from rltrace.run.compaction import is_final
 FILE_SEGMENTS = 64
 """How many segments one file of columns has, the same ones each time."""
 
+GIVEN = "-given"
+"""In the names of its files, so that they replace none that was made where they go."""
+
 WORTH = 0.9
 """A segment of which more than this share would stay is given whole."""
 
@@ -51,7 +54,8 @@ def abridge(process: Process, steps: Steps, chosen: Numbers, into: Path, as_segm
         steps: Of the run, by the process's clock.
         chosen: Which of them are given whole.
         into: The folder, which is made.
-        as_segments: Names of segments that are given whole and as files, because they are files where they go.
+        as_segments: Names of segments that are given whole and as files, because they are whole where they go, or
+            were not closed.
     """
     into.mkdir(parents=True)
     whole = whole_windows(steps, chosen)
@@ -66,7 +70,7 @@ def abridge(process: Process, steps: Steps, chosen: Numbers, into: Path, as_segm
                 else:
                     some.append(_given(process, name, content, steps, form, whole))
         if some:
-            packed.write(into, some, f"{number:06d}")
+            packed.write(into, some, f"{number:06d}{GIVEN}")
     for file in (COUNTS, removed.FILE, LINES):
         with contextlib.suppress(FileNotFoundError):
             (into / file).write_bytes(regular_file.read(process.folder / file, process.limits))

@@ -17,6 +17,7 @@ from rltrace.errors import RecordingError
 from rltrace.host import regular_file
 from rltrace.host.clock import Domain
 from rltrace.read import alignment, gate
+from rltrace.read.packed import Store
 from rltrace.read.recording import Process, Recording
 from rltrace.read.selection import written
 from rltrace.record import allocation_steps, checksum
@@ -288,8 +289,9 @@ def remember(recording: Path, host: str, chosen: Numbers) -> Numbers:
 
 
 def files_here(folder: Path) -> frozenset[str]:
-    """Return the names of a process's segments that are files here: those are brought whole."""
-    return frozenset(path.name for path in folder.glob("*.seg"))
+    """Return the names of a process's segments that lack nothing here, or are files: those are brought whole."""
+    whole = {name for name, place in Store(folder).look().items() if not place.lacks}
+    return frozenset(whole | {path.name for path in folder.glob("*.seg")})
 
 
 class _Folder(ProcessFiles):

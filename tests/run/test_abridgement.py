@@ -197,6 +197,16 @@ def test_a_collected_run_is_compacted(hosts: Hosts, tmp_path: Path) -> None:
     assert msgspec.json.encode(summarize(Recording.open(copy))) == before
 
 
+def test_what_was_compacted_stays_whole(hosts: Hosts, tmp_path: Path) -> None:
+    """A collection of some steps takes nothing from columns that have everything."""
+    copy = shutil.copytree(hosts.first, tmp_path / "copy")
+    run("collect", copy, hosts.second, "--compact")
+    before = {path: path.read_bytes() for path in copy.glob("processes/*/*.columns")}
+    run("collect", copy, hosts.second, "--steps", 2)
+    assert {path: path.read_bytes() for path in copy.glob("processes/*/*.columns")} == before
+    assert Recording.open(copy).brief_steps == frozenset() and before
+
+
 def test_everything_comes_if_it_is_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --steps everything comes, or as many of the last steps as fit."""
     assert collection.choose(None, [*range(10)], 1000) is None

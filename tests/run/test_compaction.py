@@ -272,6 +272,16 @@ def test_columns_that_changed_are_told(parts: list[bytes], data: st.DataObject) 
         pass
 
 
+def test_an_earlier_state_of_a_segment_is_not_read(run: Path) -> None:
+    """A file that was collected while it was being written is passed over once its columns are there."""
+    segment = files(run, ".seg")[-1]
+    part = segment.read_bytes()[:10_000]
+    whole = said(run)
+    compact(Recording.open(run))
+    segment.write_bytes(part)
+    assert said(run) == whole
+
+
 def test_no_column_file_is_replaced(tmp_path: Path) -> None:
     """A second file of the same segment gets another name, and the newest one that is whole counts."""
     first = packed.write(tmp_path, [Packed("000001.seg", b"one"), Packed("000002.seg", b"two")])
