@@ -50,7 +50,7 @@ class Growth:
         closed_bytes = {name: sum_.size_bytes for name in process.segment_names if (sum_ := process.seal(name))}
         if not self._is_for(process) or sum(closed_bytes.values()) < WORTH_BYTES:
             return False
-        cache = GrowingCache(self._recording, process)
+        cache = GrowingCache(self._recording, process, closed_bytes)
         before = self._load(cache, seeing)
 
         def keep(now: Before) -> None:

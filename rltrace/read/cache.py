@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,8 +154,10 @@ class GrowingCache:
     It lies beside the Recording and nowhere else: it is as long as what is kept in memory.
     """
 
-    def __init__(self, recording: Recording, process: Process) -> None:
+    def __init__(self, recording: Recording, process: Process, names: Iterable[str]) -> None:
+        """Look at the closed segments of a process, of which none has been read yet."""
         self._process = process
+        self._closed = {name: (process.seal(name), self._told(name)) for name in names}
         self._made_by = (_FORMAT, VERSION, code(), manifest.host_name(), str(recording.path), *recording.limits)
         self._folder = recording.folder / FOLDER / GROWING
         self.damaged: list[str] = []
@@ -177,15 +179,17 @@ class GrowingCache:
         if kept is None:
             self.damaged.append(f"{file}: damaged")
             return None
-        return kept.content if kept.key == self._key(kept.names) else None
+        return kept.content if self._closed.keys() >= {*kept.names} and kept.key == self._key(kept.names) else None
 
-    def save(self, names: Iterable[str], made: bytes) -> None:
+    def save(self, names: Set[str], made: bytes) -> None:
         """Keep what was made of these segments; if it cannot be written, it is not kept."""
+        if not self._closed.keys() >= names:
+            return
         if len(made) <= _LIMITS.document_bytes // 2 and not self._folder.parent.is_symlink():
             _write(self._folder, self._process.key, _signed(self._key(names), sorted(names), made))
 
     def _key(self, names: Iterable[str]) -> str:
-        told = [(name, self._process.seal(name), self._told(name)) for name in sorted(names)]
+        told = [(name, self._closed[name]) for name in sorted(names)]
         return hashlib.sha256(repr((self._made_by, told)).encode()).hexdigest()
 
     def _told(self, name: str) -> tuple[str, ...] | None:

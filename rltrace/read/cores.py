@@ -1,8 +1,8 @@
 """Reads processes on all cores.
 
 Threads do: while the native decoder or numpy works, Python's lock is free. Each thread holds no more than some rows of
-one process, so that memory grows with cores by a few megabytes each. Python's own decoder holds the lock all the time,
-and processes are read one after another then.
+one process, 10 to 20 MB. Python's own decoder holds the lock all the time, and processes are read one after another
+then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rltrace.read import native
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
-MOST = 32
+MOST = 8
 """More threads would wait for Python's lock, not for the decoder."""
 
 

@@ -8,6 +8,7 @@ it was met, and a limit, above which this fails: what was reached must not be lo
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scale"))
 
 from made_recording import Wanted, make
 
+import rltrace
 from rltrace.read import native
 
 
@@ -86,6 +88,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", action="store_true", help="the largest ones too: minutes, and up to 8 GB of disk")
     cases = USUAL + (LARGE if parser.parse_args().large else ())
+    compileall.compile_dir(Path(rltrace.__file__).parent, quiet=1)  # as an installation is
     print(f"segments are decoded {native.decoder()}")
     within = True
     for case in cases:
