@@ -156,12 +156,14 @@ def beginning(
         is_told_again: Returns whether an object tells once more of the stretch that it has begun.
     """
 
+    count: Callable[[], object]
+
     def count_first() -> None:
         nonlocal count
         gate.row.fired()
         count = gate.row.fired
 
-    count: Callable[[], object] = count_first
+    count = count_first
 
     def begin(of: Any) -> None:
         stretch = known.get(id(of))
@@ -197,12 +199,14 @@ def ending(gate: Gate, known: dict[int, Stretch]) -> Callable[[Any], None]:
         known: Stretches by the ids of their parts.
     """
 
+    count: Callable[[], object]
+
     def count_first() -> None:
         nonlocal count
         gate.row.fired()
         count = gate.row.fired
 
-    count: Callable[[], object] = count_first
+    count = count_first
 
     def end(of: Any) -> None:
         stretch, start_ns = known.get(id(of)), 0
