@@ -41,9 +41,12 @@ PROGRAM = """
             sampling = {"max_new_tokens": 16, "ignore_eos": True, "temperature": 0.0}
             return [answer["output_ids"] for answer in engine.generate(input_ids=prompts, sampling_params=sampling)]
 
+        def become_idle():  # its last batch is under way when the last answer is here, and weights cannot come then
+            while not engine.flush_cache().success:
+                time.sleep(0.1)
+
         before = answers()
-        while not engine.flush_cache().success:  # its last batch is under way when the last answer is here
-            time.sleep(0.1)
+        become_idle()
         engine.release_memory_occupation(tags=["kv_cache", "weights"])
         engine.resume_memory_occupation(tags=["weights"])
         others = [(name, torch.roll(weight, 1, 0)) for name, weight in model.state_dict().items()]
@@ -54,6 +57,7 @@ PROGRAM = """
         flattened = FlattenedTensorBucket(named_tensors=list(model.state_dict().items()))
         bucket = {"flattened_tensor": flattened.get_flattened_tensor(), "metadata": flattened.get_metadata()}
         serialized = [MultiprocessingSerializer.serialize(bucket)]
+        become_idle()
         engine.update_weights_from_tensor(serialized, load_format="flattened_bucket")
         print("RESULT " + json.dumps(said | {"tensors": len(others), "again": answers()}))
         engine.shutdown()
