@@ -70,12 +70,14 @@ SERVED = "generate"
 class Intervalled:
     """Spans of one name, as columns: 16 bytes per span, 32 if their bytes and tensors count."""
 
-    __slots__ = ("bytes", "has_open", "pairs", "tensors")
+    __slots__ = ("bytes", "has_open", "over_ns", "pairs", "tensors")
 
     def __init__(self) -> None:
         self.pairs = array("q")
         """The start and the end of each, in turn."""
         self.has_open = False
+        self.over_ns = _NEVER_NS
+        """When the process was over; nothing is open after it."""
         self.bytes = array("q")
         self.tensors = array("q")
 
@@ -99,11 +101,11 @@ class Intervalled:
         return rows
 
     def rows(self, until_ns: int) -> Intervals:
-        """Return rows of shape (N, 2), not to be changed; open spans end at `until_ns`."""
+        """Return rows of shape (N, 2), not to be changed; open spans end at `until_ns`, or with their process."""
         rows = self._rows
         if self.has_open:
             rows = rows.copy()
-            rows[rows[:, 1] == OPEN, 1] = until_ns
+            rows[rows[:, 1] == OPEN, 1] = min(until_ns, self.over_ns)
         return rows
 
     def ended(self) -> Intervals:
@@ -361,6 +363,13 @@ class Seen:
         self.tool_calls = ToolCalls()
         """Those that are calls of tools."""
 
+    def intervalled(self) -> Iterator[Intervalled]:
+        """Yield all columns of spans."""
+        for kept in vars(self).values():
+            for one in kept.values() if isinstance(kept, dict) else [kept]:
+                if isinstance(one, Intervalled):
+                    yield one
+
     def finish(self) -> None:
         """Put the samples of each counter in order, and keep numbers of the GPU's work in as few bytes as they take."""
         by_name = (self.owners, self.on_host, self.pinned, self.figures, self.sampled)
@@ -414,6 +423,9 @@ class Observations:
         self.now_ns = self.time_line.now_ns()
         self.went_on_ns = _went_on_ns(self.processes)
         """By the key of a process that went on as another program (`exec`), when that program began."""
+        for seen in filter(self.is_end_known, self.processes):
+            for kept in seen.intervalled():
+                kept.over_ns = self.open_until_ns(seen)
 
     def on(self, lane: Lane) -> list[Seen]:
         """Return what was kept of the processes of a lane."""

@@ -136,6 +136,8 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
     span, number = windows.spans[place - 1], windows.numbers[place]  # the first window is the start-up
     assert windows.owner is not None and number is not None
     end_ns = _end_ns(span, seen)
+    if span.end_ns is None and seen.is_end_known(windows.owner):
+        end_ns = min(end_ns, seen.open_until_ns(windows.owner))
     seconds = (end_ns - span.start_ns) / 1e9
     numbers = {name: float(value) for name, value in span.args.items() if _is_number(value) and name != "step"}
     for name, samples in windows.owner.figures.items():

@@ -203,6 +203,8 @@ def open_run(run: str | None, limits: Limits) -> Recording:
             which = f"{empty[0]} is" if len(empty) == 1 else f"{empty[0]} and {len(empty) - 1:,} more are"
             echo(f"rltrace: reading {folder}: {which} newer, but nothing was recorded there", err=True)
         run = str(folder)
+    elif os.path.basename(run) == run and not os.path.exists(run) and os.path.exists(os.path.join(RUNS, run)):
+        run = os.path.join(RUNS, run)  # as `rltrace ls` names it
     recording = Recording.open(run, limits)
     refused = recording.refused
     for why in refused[:MOST_REFUSED]:

@@ -489,8 +489,23 @@ class Recorder:
 
     def _wait_for_space(self) -> None:
         """Fail at once until `RETRY_NS` have passed: asking a full disk again and again would slow the program down."""
-        if clock.now_ns() < self._retry_ns:
+        if self.is_short_of_space:
             raise OSError("the disk was full a moment ago")
+
+    @property
+    def is_short_of_space(self) -> bool:
+        """Return whether the disk was full less than `RETRY_NS` ago."""
+        return clock.now_ns() < self._retry_ns
+
+    def lose_while_short(self, _data: bytes) -> None:
+        """Lose a record, in the place of a segment's `write`, until the disk is asked again.
+
+        Raises:
+            OSError: it is time to ask.
+        """
+        if not self.is_short_of_space:
+            raise OSError("the disk was full, and may have room now")
+        self.lose()
 
     def _drop_oldest(self, new_bytes: int) -> None:
         """Drop this process's oldest segments until a new one fits its own bound."""

@@ -201,6 +201,8 @@ def _bring(
     if chosen is not None and any(process.infers and not process.run_has_steps() for process in recording.processes):
         done.left.append(f"{host}: everything was brought, because its steps are inferred from all that ran")
         chosen = None
+    if all(files_here(folder / process.key).issuperset(process.segment_names) for process in recording.processes):
+        chosen = None  # it is all here
     if chosen is None:
         _collect(folder, _Folder(recording), done)
         return

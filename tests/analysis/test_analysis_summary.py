@@ -21,6 +21,7 @@ from rltrace.analysis import Summary, summarize
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.host_memory import NOT_RECORDED
 from rltrace.analysis.phases import RankStep
+from rltrace.analysis.summary import analyse
 from rltrace.cli.tables import show
 from rltrace.cli.tables.memory import host_memory_table
 from rltrace.cli.tables.problems import problems
@@ -344,6 +345,18 @@ def test_ended_process_holds_nothing(tmp_path: Path) -> None:
     written.process("b", sample("actor.params_bytes", 3, 70), rank=0, ended_s=4)
     (memory,) = summarize(written.read()).memory
     assert memory.at_peak_bytes == {"actor.params": 70, "rollout.weights": 0}
+
+
+def test_open_spans_end_with_their_process(tmp_path: Path) -> None:
+    """A phase and a step that a killed process left open end when it was gone, and not with the run."""
+    written = Written(tmp_path / "run").process("alive", span("reward", 0, 9), rank=0, role="trainer", ended_s=9)
+    dead = [span("step", 0, 1, step=0), span("step", 1, None, step=1), span("actor.update", 1, None)]
+    written.process("dead", *dead, rank=1, role="trainer")
+    append_exit(written.folder / "processes" / "dead", end_ns=2 * SECOND, killed_by=9, was_stopped=False)
+    seen, _, summary = analyse(written.read())
+    (process,) = [process for process in seen.processes if process.process.key == "dead"]
+    assert process.phases["actor.update"].rows(seen.end_ns).tolist() == [[SECOND, 2 * SECOND]]
+    assert [step.seconds for step in summary.steps] == [1.0, 1.0]
 
 
 def test_process_tree_by_key_then_pid(tmp_path: Path) -> None:

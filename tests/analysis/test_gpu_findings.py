@@ -226,12 +226,12 @@ def test_busy_processors(tmp_path: Path) -> None:
     assert finding.seconds_per_step is None and finding.bound_seconds == pytest.approx(10, rel=CLOSE)
 
 
-def waiting(run: PlantedRun, waits_seconds: float, *, rank: int = 1) -> Written:
-    """A host on which the worker of a rank waits so long for a processor in each second of the run."""
+def waiting(run: PlantedRun, waits_seconds: float, *more: list[list[Any]], rank: int = 1, **who: Any) -> Written:
+    """A host on which the worker of a rank waits so long for a processor in each step; with more samples."""
     name = f"process.waited_for_processor_seconds/w{rank}"
     samples = [sample(name, at, waits_seconds * at / STEP_SECONDS) for at in range(100)]
     samples += [sample("host.cpu_percent", at, 99) for at in range(100)]
-    return run.write().process("sampler", *samples, role="sampler", pid=9, ended_s=100)
+    return run.write().process("sampler", *samples, *more, role="sampler", pid=9, ended_s=100, **who)
 
 
 def test_waits_for_a_processor(tmp_path: Path) -> None:
@@ -240,6 +240,15 @@ def test_waits_for_a_processor(tmp_path: Path) -> None:
     (finding,) = found(waiting(PlantedRun(tmp_path / "faulty"), TWO_PERCENT), "busy_processors")
     has_price(finding, TWO_PERCENT)
     assert finding.evidence.ranks == [1] and finding.confidence == "high"
+
+
+def test_other_programs_are_named(tmp_path: Path) -> None:
+    """Where other programs take most of the processors, the first thing to change is to run fewer of those."""
+    own = [sample(f"process.cpu_percent/w{rank}", at, 20) for rank in (0, 1) for at in range(100)]
+    run = waiting(PlantedRun(tmp_path / "run"), TWO_PERCENT, *own, machine={"cpus": 2})
+    (finding,) = found(run, "busy_processors")
+    assert "99 % of them are in use in the mean, 20 % by processes of the run" in finding.evidence.facts[0]
+    assert finding.settings[0].change == "programs beside the run take 79 % of its processors: run fewer of them there"
 
 
 def test_waits_explain_ranks_in_turns(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def test_the_newest_run_is_the_default(tmp_path: Path, monkeypatch: pytest.Monke
         Written(tmp_path / "rltrace-runs" / name)
         os.utime(tmp_path / "rltrace-runs" / name / "manifest.json", (number, number))
     assert json.loads(call("summary", "--json").stdout)["run"]["path"] == "rltrace-runs/a"
+    assert json.loads(call("summary", "b", "--json").stdout)["run"]["path"] == "rltrace-runs/b", "as `ls` names it"
 
 
 def test_an_empty_run_is_no_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from rltrace.events import SAMPLER, WAITED_FOR_PROCESSOR, subject
 
 NAME = "busy_processors"
 CPU = "host.cpu_percent"
+OF_PROCESS = "process.cpu_percent/"
 
 SATURATED = 95.0
 """Per cent of all processors that are in use between two samples, of which there is one a second. A second is long
@@ -91,7 +92,8 @@ def _place(run: Run, one: Finding, lane: Lane) -> Intervals:
 
 
 def _of_host(run: Run, sampler: Seen) -> Iterator[Finding]:
-    share, facts = _in_use(run, sampler)
+    share, facts, others = _in_use(run, sampler)
+    settings = SETTINGS if others is None else (_fewer(others), *SETTINGS)
     waits = _waits(run, sampler)
     most = max(waits, key=lambda lane: float(waits[lane].sum()), default=None)
     if most is not None and waits[most].any():
@@ -103,7 +105,7 @@ def _of_host(run: Run, sampler: Seen) -> Iterator[Finding]:
             less_because="with a few more processors a queue is shorter, and not empty",
             figures={"saturated_share": share},
             ranks=[] if most.rank is None else [most.rank],
-            settings=SETTINGS,
+            settings=settings,
         )
     elif most is None and share >= LEAST_SHARE:
         yield run.finding(
@@ -114,18 +116,38 @@ def _of_host(run: Run, sampler: Seen) -> Iterator[Finding]:
             less_because="what computes needs a processor anyway: lost is the time in the queue, which nobody counted",
             basis="modelled",
             figures={"saturated_share": share},
-            settings=SETTINGS,
+            settings=settings,
         )
 
 
-def _in_use(run: Run, sampler: Seen) -> tuple[float, str]:
-    """Return in which share of the samples all processors were in use, and that in words."""
+def _fewer(others: float) -> Setting:
+    return Setting(
+        "your host", f"programs beside the run take {others:.0f} % of its processors: run fewer of them there"
+    )
+
+
+def _in_use(run: Run, sampler: Seen) -> tuple[float, str, float | None]:
+    """Return in which share of the samples all processors were in use; how much of them was in use, in words; and how
+    many per cent of them other programs took, if that is more than the run did."""
     samples, host = sampler.sampled[CPU], sampler.process.host
-    values = np.array(samples.values)[run.step_of(np.array(samples.times_ns, np.int64)) >= 0]
-    many = next((f", {machine.cpus} processors" for machine in run.summary.run.machines if machine.host == host), "")
+    values = _in_steps(run, samples)
+    cpus = next((machine.cpus for machine in run.summary.run.machines if machine.host == host), None)
+    many = f", {cpus} processors" if cpus else ""
     if not len(values):
-        return 0.0, f"{host}{many}"
-    return float((values >= SATURATED).mean()), f"{host}{many}: {values.mean():.0f} % of them are in use in the mean"
+        return 0.0, f"{host}{many}", None
+    facts = f"{host}{many}: {values.mean():.0f} % of them are in use in the mean"
+    share = float((values >= SATURATED).mean())
+    own = sum(_in_steps(run, kept).sum() for name, kept in sampler.sampled.items() if name.startswith(OF_PROCESS))
+    if not own or not cpus:
+        return share, facts, None
+    own_percent = min(own / len(values) / cpus, values.mean())
+    others = float(values.mean() - own_percent)
+    return share, f"{facts}, {own_percent:.0f} % by processes of the run", others if others > own_percent else None
+
+
+def _in_steps(run: Run, samples: Samples) -> NDArray[np.float64]:
+    """Return the values of samples that were taken in a step."""
+    return np.array(samples.values, np.float64)[run.step_of(np.array(samples.times_ns, np.int64)) >= 0]
 
 
 def _waits(run: Run, sampler: Seen) -> dict[Lane, PerStep]:
@@ -140,6 +162,8 @@ def _clocks(run: Run, sampler: Seen) -> dict[Lane, list[Samples]]:
     """Return the clocks of each lane's processes that count the waits of their main threads."""
     found: dict[Lane, list[Samples]] = {}
     for lane, members in run.members.items():
+        if all(process.process.role == SAMPLER for process in members):
+            continue
         counted = [sampler.sampled.get(subject(WAITED_FOR_PROCESSOR, process.process.key)) for process in members]
         clocks = [samples for samples in counted if samples is not None and is_clock(samples)]
         if clocks:

@@ -442,7 +442,7 @@ def _state(run: Run, summary: Summary) -> Text:
         who = f"{gone[0].name} (pid {gone[0].pid})" if len(gone) == 1 else figures.count(len(gone), "process")
         return Text(f"{who} is gone", "yellow")
     if summary.complete:
-        return Text("complete", "green")
+        return Text("ended, with losses", "yellow") if summary.losses else Text("complete", "green")
     return Text("running", "cyan") if run.is_live else Text("incomplete", "yellow")
 
 

@@ -68,10 +68,9 @@ def largest(found: Why) -> RenderableType | None:
         Text.assemble((f"{_cost(finding)}  ", "yellow"), finding.title, (_first_setting(finding), "green"))
         for finding in shown
     ]
-    said = "" if len(shown) < 2 else "; their prices may be of the same seconds"
-    return Group(
-        *lines, Text(f"rltrace why has all settings{f' and {more} more findings' if more else ''}{said}", "dim")
-    )
+    said = f" and {figures.count(more, 'more finding')}" if more else ""
+    said += "" if len(shown) < 2 else "; their prices may be of the same seconds"
+    return Group(*lines, Text(f"rltrace why has all settings{said}", "dim"))
 
 
 def _first_setting(finding: Finding) -> str:
