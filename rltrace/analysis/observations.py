@@ -423,9 +423,10 @@ class Observations:
         self.now_ns = self.time_line.now_ns()
         self.went_on_ns = _went_on_ns(self.processes)
         """By the key of a process that went on as another program (`exec`), when that program began."""
-        for seen in filter(self.is_end_known, self.processes):
-            for kept in seen.intervalled():
-                kept.over_ns = self.open_until_ns(seen)
+        for seen in self.processes:
+            if self.is_end_known(seen) and not seen.process.is_alive:
+                for kept in seen.intervalled():
+                    kept.over_ns = self.open_until_ns(seen)
 
     def on(self, lane: Lane) -> list[Seen]:
         """Return what was kept of the processes of a lane."""
