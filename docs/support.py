@@ -27,7 +27,7 @@ hooks.
 COLUMNS = ("framework", "versions", "steps", "phases of a step", "start-up", "weight sync", "memory", "requests")
 RELEASES = "tests/verl_releases/test_verl_releases.py"
 ON_SGLANG = "tests/gpu/test_gpu_sglang.py"
-OTEL = "tests/frameworks/test_opentelemetry.py"
+OTEL = "tests/frameworks/test_opentelemetry_releases.py"
 SHOWN = {
     "torch": (("2.13", "CPU", "tests/instrument/test_fsdp.py"), ("2.11", "GPU", "tests/gpu/test_gpu_memory.py")),
     "transformers": (("5.24", "CPU", "tests/instrument/test_any_loop.py"),),

@@ -78,12 +78,14 @@ def test_the_timeline_is_served(core: Recorded) -> None:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
-        address = re.search(r"http://127\.0\.0\.1:\d+\S*", process.stdout.readline())
-        assert address is not None
-        with urllib.request.urlopen(address[0], timeout=20) as answer:
-            assert answer.status == 200 and b"ui.perfetto.dev" in answer.read()
-        process.terminate()
+        try:
+            assert process.stdout is not None
+            address = re.search(r"http://127\.0\.0\.1:\d+\S*", process.stdout.readline())
+            assert address is not None
+            with urllib.request.urlopen(address[0], timeout=20) as answer:
+                assert answer.status == 200 and b"ui.perfetto.dev" in answer.read()
+        finally:
+            process.terminate()
 
 
 @pytest.mark.parametrize(

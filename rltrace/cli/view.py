@@ -93,7 +93,7 @@ def view(
             echo(f"on your machine: {forward}")
         if not no_open and not forward:
             perfetto_ui.open_in_browser(server)
-        _end_orderly()
+        _end_orderly(server)
         with contextlib.suppress(KeyboardInterrupt):
             echo("Ctrl-C ends.")
             server.serve_forever()
@@ -128,7 +128,12 @@ def _renewed(server: Server, before: Recording, asked: Selection) -> str:
     return page
 
 
-def _end_orderly() -> None:
+def _end_orderly(server: Server) -> None:
     """Raise when the terminal is closed too, so that the trace does not stay in the temporary folder."""
+
+    def end(number: int, _frame: object) -> None:
+        server.exit_code = 128 + number
+        sys.exit(server.exit_code)
+
     for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        signal.signal(number, end)

@@ -164,6 +164,8 @@ class Server(ThreadingHTTPServer):
         self._renewing = threading.Lock()
         self._renewed_seconds = time.monotonic()
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self.exit_code: int | None = None
+        """With which the program is to end; set by a signal handler, whose own error the interpreter may drop."""
         super().__init__((host, port), _Handler)
 
     @property
@@ -229,6 +231,11 @@ class Server(ThreadingHTTPServer):
         except IndexError:  # somebody was faster
             return False
         return True
+
+    def service_actions(self) -> None:
+        """End the program if it is to end; called twice a second while it serves."""
+        if self.exit_code is not None:
+            sys.exit(self.exit_code)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in a thread of its own; hang up if there are too many."""

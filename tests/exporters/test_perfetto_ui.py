@@ -450,6 +450,15 @@ def test_page_asks_no_other_machine(server: perfetto_ui.Server) -> None:
 
 
 @browser
+def test_it_ends_though_an_error_was_dropped(trace: Path) -> None:
+    """A view that is told to end does so, even if the interpreter drops what the signal handler raises."""
+    server = perfetto_ui.serve_launcher(trace)
+    server.exit_code = 143
+    with server, pytest.raises(SystemExit) as ended:
+        server.serve_forever()
+    assert ended.value.code == 143
+
+
 def test_no_page_has_ours_in_a_frame(server: perfetto_ui.Server) -> None:
     """Its user would click there without seeing on what."""
     with _static_page(f"<iframe src='{server.url}'></iframe>".encode()) as address, browser_page() as page:

@@ -349,5 +349,7 @@ def test_what_is_read_is_there() -> None:
     source = Source()
     installed = [p for p, version in binding.known().versions.items() if binding.installed_version(p) == version]
     names = [name for name in binding.known().digests if name.partition(".")[0].partition(":")[0] in installed]
+    for package in {name.partition(":")[0].rpartition(".")[0] for name in names} - {""}:
+        importlib.import_module(package)  # sources are looked for beside what is imported, as in a traced program
     found = {name: None if (node := source.find(name)) is None else digest(node) for name in names}
     assert found == {name: binding.known().digests[name] for name in names}

@@ -59,6 +59,7 @@ class Scheduler:
 
     waiting_queue: list[Request] = field(default_factory=list)
     running_batch: Any = None
+    spec_algorithm: Any = field(default_factory=lambda: SimpleNamespace(is_none=lambda: True))
 
 
 def run(batches: Batches, scheduler: Scheduler, batch: Batch) -> Result:
