@@ -81,9 +81,8 @@ def run(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "program.py").write_text(PROGRAM)
     traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, "7"]
     with (folder / "watched").open("w") as out:
-        watching = subprocess.Popen(
-            [*RLTRACE, "summary", "--watch", "run"], cwd=folder, env=nodes.environment, stdout=out
-        )
+        wide = {**nodes.environment, "COLUMNS": "120"}  # else a line of it is cut where the tests' own columns end
+        watching = subprocess.Popen([*RLTRACE, "summary", "--watch", "run"], cwd=folder, env=wide, stdout=out)
         done = rltrace_command(nodes, folder, *traced)
         assert done.returncode == 0, done.stderr
         assert watching.wait(60) == 0
