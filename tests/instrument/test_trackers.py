@@ -176,7 +176,7 @@ def test_it_is_off_by_default(name: str, said: str | None, monkeypatch: pytest.M
 
 
 DRIVER = """
-import os, pathlib, subprocess, sys, time
+import json, os, pathlib, subprocess, sys, time
 import rltrace
 from rltrace.instrument.trackers.handing import HANDING
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -185,6 +185,11 @@ rltrace.identify(role="driver")
 lines = pathlib.Path(os.environ["RLTRACE_DIR"], "steps.jsonl")
 writer = EventFileWriter(sys.argv[1])
 pipe = subprocess.PIPE
+
+def is_told(number):
+    said = lines.read_text().splitlines(keepends=True) if lines.exists() else []
+    return number in [json.loads(line)["step"] for line in said if line.endswith("\\n")]
+
 worker = subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdin=pipe, stdout=pipe, text=True)
 worker.stdout.readline()
 for number in range(int(sys.argv[3])):
@@ -192,7 +197,7 @@ for number in range(int(sys.argv[3])):
         worker.stdin.write("go\\n")
         worker.stdin.flush()
         worker.stdout.readline()
-    while not lines.exists() or len(lines.read_text().splitlines()) <= number:
+    while not is_told(number):
         time.sleep(0.05)  # until the process beside the run has looked
     HANDING.settle(60)
 worker.stdin.close()

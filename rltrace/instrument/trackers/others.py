@@ -32,9 +32,8 @@ class Others:
     def of(self, number: int, haste: threading.Event) -> Mapping[str, float]:
         """Return the scalars of a step; nothing if nobody says them, not in time, or somebody is in haste."""
         until = time.monotonic() + (PATIENCE_SECONDS if self._missed < MOST_MISSED else 0.0)
-        while self._read() and number not in self._by_step and time.monotonic() < until:
-            if haste.wait(_LOOK_SECONDS):
-                break
+        while self._read() and number not in self._by_step and time.monotonic() < until and not haste.is_set():
+            haste.wait(_LOOK_SECONDS)  # in haste it reads once more
         found = self._by_step.pop(number, None)
         if found is None:
             self._missed += not haste.is_set()
