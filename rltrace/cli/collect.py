@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--compact",
     is_flag=True,
-    help="Then replace the segments of RUN by compressed columns, about a tenth as long, of which nothing is missing.",
+    help="Then replace the segments of RUN by compressed columns, a fifth to a tenth as long, with nothing missing.",
 )
 @LIMITS_OPTION
 def collect(
