@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -99,3 +100,12 @@ def memory_group() -> Iterator[Path]:
             return
         group.rmdir()
     pytest.skip("no control group with a limit on memory can be made here: that needs root, and cgroup's memory")
+
+
+@pytest.fixture
+def disk_fills() -> Iterator[None]:
+    """Files cannot have more than 500 bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -15,18 +15,11 @@ from typing import Any, BinaryIO
 
 from rltrace.host import regular_file
 from rltrace.read.archive import SUFFIX
-from rltrace.read.recording import Recording
+from rltrace.read.recording import FILES, Recording
 from rltrace.record import checksum
 from rltrace.record.process import OPENING
 
-CONTENTS = (
-    "*.json",
-    "*.jsonl",
-    "processes/*/*.jsonl",
-    "processes/*/*.u64",
-    "processes/*/*.seg",
-    "processes/*/*.columns",
-)
+CONTENTS = ("*.json", "*.jsonl", *(f"processes/*/*{ending}" for ending in FILES))
 """Files of a Recording; what a process says about itself comes before its events, as readers of a live run need it."""
 
 _SEGMENT = r"[^/\s'\"=,:;|]+"

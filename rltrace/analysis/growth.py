@@ -47,8 +47,10 @@ class Growth:
     def see(self, process: Process, seeing: Seeing) -> bool:
         """Keep what counts of all rows of a process; return False if it has to be read from its beginning, by another
         one."""
+        if not self._is_for(process):  # most have ended: their folders are not listed once more for this
+            return False
         closed_bytes = {name: sum_.size_bytes for name in process.segment_names if (sum_ := process.seal(name))}
-        if not self._is_for(process) or sum(closed_bytes.values()) < WORTH_BYTES:
+        if sum(closed_bytes.values()) < WORTH_BYTES:
             return False
         cache = GrowingCache(self._recording, process, closed_bytes)
         before = self._load(cache, seeing)

@@ -166,18 +166,17 @@ def _inferred_steps(path: Path, recording: Recording, limits: Limits) -> tuple[l
 
 
 def _segments(path: Path, process: Process) -> Iterator[bytes]:
-    zipped = _zipped(path, process.key) if path.is_file() else {}
-    for name in sorted(zipped.keys() | set(process.segment_names)):
-        if name in zipped:
-            with zipfile.ZipFile(path) as archived:
+    with zipfile.ZipFile(path) if path.is_file() else contextlib.nullcontext() as archived:
+        zipped = {} if archived is None else _zipped(archived, process.key)
+        for name in sorted(zipped.keys() | set(process.segment_names)):
+            if archived is not None and name in zipped:
                 yield archived.read(zipped[name])
-        else:
-            with contextlib.suppress(OSError):  # dropped a moment ago, or refused: the reader of all says so
-                yield process.segment(name)
+            else:
+                with contextlib.suppress(OSError):  # dropped a moment ago, or refused: the reader of all says so
+                    yield process.segment(name)
 
 
-def _zipped(path: Path, key: str) -> dict[str, str]:
+def _zipped(archived: zipfile.ZipFile, key: str) -> dict[str, str]:
     """Return the entries of a process's segments in an archive, by name."""
-    with zipfile.ZipFile(path) as archived:
-        entries = [entry for entry in archived.namelist() if entry.split("/")[-3:-1] == [manifest.PROCESSES, key]]
+    entries = [entry for entry in archived.namelist() if entry.split("/")[-3:-1] == [manifest.PROCESSES, key]]
     return {entry.rpartition("/")[2]: entry for entry in entries if entry.endswith(archive.SEGMENT)}

@@ -425,8 +425,9 @@ class Observations:
         """By the key of a process that went on as another program (`exec`), when that program began."""
         for seen in self.processes:
             if self.is_end_known(seen) and not seen.process.is_alive:
+                over_ns = self.open_until_ns(seen)
                 for kept in seen.intervalled():
-                    kept.over_ns = self.open_until_ns(seen)
+                    kept.over_ns = over_ns
 
     def on(self, lane: Lane) -> list[Seen]:
         """Return what was kept of the processes of a lane."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -177,15 +176,6 @@ def test_nowhere_to_write(tmp_path: Path, reads: Reads, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(run / cache.FOLDER))
     assert said(figures(Recording.open(run))) == said(figures(Recording.open(run)))
     assert len(reads) == 2
-
-
-@pytest.fixture
-def disk_fills() -> Iterator[None]:
-    """Files cannot have more than 500 bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_disk_that_fills(tmp_path: Path, reads: Reads, request: pytest.FixtureRequest) -> None:

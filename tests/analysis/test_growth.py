@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import socket
 import zlib
 from collections.abc import Iterator
@@ -196,14 +195,6 @@ def test_a_changed_segment_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     whole = seen_anew(live.read(), monkeypatch)
     assert seen(live.read()) == whole
     assert whole[2][0].damaged_segments == 1
-
-
-@pytest.fixture
-def disk_fills() -> Iterator[None]:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:

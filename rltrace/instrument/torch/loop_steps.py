@@ -6,9 +6,16 @@ steps most rarely has stepped; which one that is, nobody knows before the second
 
 from __future__ import annotations
 
+from typing import Any
+
 from rltrace.hooks import boundaries
 from rltrace.hooks.boundaries import Boundary
 from rltrace.instrument.torch.loop_boundaries import GENERATION
+
+
+def optimizer_of(args: dict[str, Any]) -> Any:
+    """Return which optimizer steps in a span of that, as `LoopSteps.stepped` takes it. Never raises."""
+    return args.get("number")
 
 
 class LoopSteps:

@@ -19,7 +19,7 @@ from rltrace.hooks import boundaries
 from rltrace.hooks.patching import Hook
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.kept_step import Event, Keeper, KeptStep
-from rltrace.instrument.torch.loop_steps import LoopSteps
+from rltrace.instrument.torch.loop_steps import LoopSteps, optimizer_of
 from rltrace.record import allocation_steps, lifecycle, spans
 from rltrace.record.allocation_steps import RunningSteps, step_number
 from rltrace.record.lock import InterruptibleLock
@@ -44,7 +44,7 @@ def follow(steps: frozenset[int], keeper: Keeper, hook: Hook) -> Callable[[], No
     undos = (
         boundaries.watch(follower.boundary, is_last=True),
         spans.watch_spans(STEP, follower.step_begins, follower.step_ended),
-        spans.watch_spans(OPTIMIZER_STEP, follower.optimizer_steps, follower.optimizer_stepped),
+        spans.watch_spans(OPTIMIZER_STEP, optimizer_of, follower.optimizer_stepped),
         lifecycle.when_stopped(follower.process_ends),
     )
     os.register_at_fork(after_in_child=follower.forget)
@@ -140,10 +140,6 @@ class Follower:
             self._lock.run(self._end_own, step)
         except own_failure() as error:
             self._hook.failed(error)
-
-    def optimizer_steps(self, args: dict[str, Any]) -> Any:
-        """Return which optimizer steps. Never raises."""
-        return args.get("number")
 
     def optimizer_stepped(self, number: Any) -> None:
         """End a step that nobody marks, if this was the last of its optimizers. Never raises."""

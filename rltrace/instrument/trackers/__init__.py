@@ -23,7 +23,7 @@ from rltrace.hooks.boundaries import Boundary
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
-from rltrace.instrument.torch.loop_steps import LoopSteps
+from rltrace.instrument.torch.loop_steps import LoopSteps, optimizer_of
 from rltrace.instrument.trackers.handing import HANDING, Step
 from rltrace.instrument.trackers.open_runs import EVENT_FILES, find_runs, forget_file
 from rltrace.instrument.trackers.totals import Totals
@@ -118,7 +118,7 @@ def follow(hook: Hook) -> Callable[[], None]:
         spans.watch_spans(STEP, follower.step_begins, follower.step_ended),
         spans.watch_phase_ends(follower.totals.add_phase),
         spans.watch_samples(follower.totals.add_sample),
-        spans.watch_spans(OPTIMIZER_STEP, follower.optimizer_steps, follower.optimizer_stepped),
+        spans.watch_spans(OPTIMIZER_STEP, optimizer_of, follower.optimizer_stepped),
         boundaries.watch(follower.boundary),
         lifecycle.when_stopped(HANDING.finish),
     )
@@ -174,10 +174,6 @@ class Follower:
                 self._infer(self._loop.reaches(boundary))
         except own_failure() as error:
             self._hook.failed(error)
-
-    def optimizer_steps(self, args: dict[str, Any]) -> Any:
-        """Return which optimizer steps. Never raises."""
-        return args.get("number")
 
     def optimizer_stepped(self, number: Any) -> None:
         """End a step that nobody marks, if this was the last of its optimizers. Never raises."""
