@@ -232,10 +232,13 @@ def test_the_program_is_left_alone(of_srun: Run) -> None:
 
 
 def test_summary_states_the_clock(run: Run) -> None:
-    """The summary states drift, jump and bound of the other clock."""
+    """The summary states drift, jump and bound of the other clock.
+
+    It counts the readings that it uses, which are those of exchanges that were not slower than their neighbours.
+    """
     found = summarize(Recording.open(run.together))
     reference, far = found.clocks
-    assert reference.is_reference and far.aligned and far.hosts == ["second"] and far.readings >= 8
+    assert reference.is_reference and far.aligned and far.hosts == ["second"] and far.readings >= 4
     assert far.drift_ppm is not None and far.drift_error_ppm is not None and far.bound_seconds is not None
     assert abs(far.drift_ppm - (1e6 / (1 + run.clock.ppm / 1e6) - 1e6)) <= far.drift_error_ppm < 200
     assert far.jumps == 1 and run.clock.jump_ns / 2e9 < far.bound_seconds < run.clock.jump_ns / 1e9 + 0.05
