@@ -82,6 +82,10 @@ docs: $(VENV)/dev.done  ## Build the documentation in site/, and check its links
 	$(BIN)/python docs/support.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+.PHONY: pictures
+pictures: $(VENV)/dev.done  ## Take the documentation's pictures of shipped Recordings anew; needs a Chromium
+	$(BIN)/python docs/pictures.py
+
 .PHONY: bench
 bench: $(VENV)/dev.done native  ## Measure what recording, exporting and reading cost, beside the peers
 	$(BIN)/python tests/bench/hot_path.py
