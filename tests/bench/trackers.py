@@ -55,7 +55,10 @@ def main() -> int:
         mlflow.set_tracking_uri(f"file:{folder / 'mlruns'}")
         mlflow.start_run()
         writer = EventFileWriter(str(folder / "events"))
-        spent = [_step(number) for number in range(STEPS)]
+        spent = []
+        for number in range(STEPS):
+            spent.append(_step(number))
+            run.log({"loss": 1 / (1 + number)})  # what was added to the row goes with it
         writer.close()
         mlflow.end_run()
         run.finish()
