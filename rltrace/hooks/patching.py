@@ -35,7 +35,11 @@ Reader = tuple[Literal["call", "described", "result", "change", "made"], "Functi
 
 
 class Patch:
-    """One replaced attribute: its owner, what stood there and what stands there now."""
+    """One replaced attribute: its owner, what stood there and what stands there now.
+
+    A function of a module is replaced in the packages above that have imported it by name as well, as
+    `torch.distributed` has `all_reduce`: most callers know only that name of it.
+    """
 
     __slots__ = ("attr", "hook", "inherited", "original", "owner", "replacement")
 
@@ -52,16 +56,31 @@ class Patch:
             setattr(owner, attr, self.replacement)
         except (AttributeError, TypeError) as error:  # a type written in C
             raise UntouchableError(str(error)) from error
+        self._exchange_above(self.original, self.replacement)
 
     def undo(self) -> bool:
         """Put the original back; False if somebody has patched the attribute since, and is left alone."""
         if vars(self.owner).get(self.attr) is not self.replacement:
             return False
+        self._exchange_above(self.replacement, self.original)
         if self.inherited:
             delattr(self.owner, self.attr)
         else:
             setattr(self.owner, self.attr, self.original)
         return True
+
+    def _exchange_above(self, old: Any, new: Any) -> None:
+        for package in _packages_above(self.owner):
+            if vars(package).get(self.attr) is old:
+                vars(package)[self.attr] = new
+
+
+def _packages_above(owner: Any) -> Iterator[ModuleType]:
+    """Yield the imported packages that a module lies in, the innermost first; none of a class."""
+    name = str(owner.__name__) if isinstance(owner, ModuleType) else ""
+    while name := name.rpartition(".")[0]:
+        if isinstance(package := sys.modules.get(name), ModuleType):
+            yield package
 
 
 def _replace(raw: Any, make: Callable[[Function], Function]) -> Any:
