@@ -13,7 +13,9 @@ import pytest
 from ray import cloudpickle
 
 import rltrace
-from rltrace.hooks.patching import Hook, PatchSet, watch_items, wrap_each_item
+from rltrace.hooks.hook import Hook
+from rltrace.hooks.patching import PatchSet
+from rltrace.hooks.wrapping import watch_items, wrap_each_item
 
 SOURCE = """
 import contextlib

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rltrace.hooks.arguments import argument, attributes, keep_self
-from rltrace.hooks.patching import Function, Hook, PatchSet, wrap_function
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import PatchSet
+from rltrace.hooks.wrapping import wrap_function
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.modules import Forwards, ForwardSpans, OpenForward, without_wrappers
 from rltrace.instrument.torch.tensor_sizes import tensor_args
