@@ -15,8 +15,9 @@ from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from rltrace.hooks.arguments import argument, with_argument
-from rltrace.hooks.patching import Reader, wrap_function
+from rltrace.hooks.patching import Reader
 from rltrace.hooks.sources import Parameters
+from rltrace.hooks.wrapping import wrap_function
 
 
 class Read(NamedTuple):
