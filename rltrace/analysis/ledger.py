@@ -10,6 +10,7 @@ moment; `unstamped.py` does so for Recordings that were made before samples were
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +101,33 @@ def counter_ledger(processes: list[Seen]) -> Ledger:
     for owner, samples in series:
         size_bytes[:, owners.index(owner)] += values_at(samples, times_ns)
     return Ledger(owners, times_ns, size_bytes)
+
+
+class MostHeld(NamedTuple):
+    """The most that an owner held at once."""
+
+    at_ns: int
+    bytes: int
+
+
+def most_held(processes: list[Seen]) -> dict[str, MostHeld]:
+    """Return the most that each owner held by the counters, at the first moment when it did."""
+    series: dict[str, list[Samples]] = {}
+    for process in processes:
+        for owner, samples in process.owners.items():
+            series.setdefault(owner, []).append(_until_the_end(samples, process))
+    firsts = [samples.times_ns[0] for of_owner in series.values() for samples in of_owner if samples.times_ns]
+    return {owner: _most_held(series[owner], min(firsts)) for owner in sorted(series, key=OWNERS.index)}
+
+
+def _most_held(series: list[Samples], first_ns: int) -> MostHeld:
+    """Return the most of one owner; before it said anything it held nothing."""
+    times_ns = np.unique(np.concatenate([np.array([first_ns]), *(np.array(one.times_ns, np.int64) for one in series)]))
+    size_bytes = np.zeros(len(times_ns))
+    for samples in series:
+        size_bytes += values_at(samples, times_ns)
+    most = int(np.argmax(size_bytes))
+    return MostHeld(int(times_ns[most]), int(size_bytes[most]))
 
 
 def _until_the_end(samples: Samples, process: Seen) -> Samples:

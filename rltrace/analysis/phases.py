@@ -104,7 +104,7 @@ def partitions(
     """Divide a rank's windows.
 
     Args:
-        phases: The rank's phases by name.
+        phases: The rank's phases by name, each disjoint and in order.
         driver: When the driver was in a phase of its own.
         windows: Shape (W, 2), disjoint and in order.
         computing: When the rank computed, in a phase or not.
@@ -130,8 +130,8 @@ def partitions(
 
 
 def _covered(rows: Intervals, windows: Intervals) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return how much of each window the rows cover, and whether any lies in it."""
-    pieces, window, _ = cut(union(rows), windows)
+    """Return how much of each window disjoint rows cover, and whether any lies in it."""
+    pieces, window, _ = cut(rows, windows)
     lengths_ns = added_up(pieces[:, 1] - pieces[:, 0], window, len(windows))
     return lengths_ns, np.bincount(window, minlength=len(windows)) > 0
 

@@ -139,7 +139,7 @@ def test_step_parts_add_up(phases: list[list[Row]], driver: list[Row]) -> None:
 
     Whatever the phases do: overlap, touch, be empty, cover nothing or everything.
     """
-    named = {f"phase {number}": as_array(of_phase) for number, of_phase in enumerate(phases)}
+    named = {f"phase {number}": union(as_array(of_phase)) for number, of_phase in enumerate(phases)}
     (parts,) = partitions(named, as_array(driver), as_array([(0, 100)]))
     assert sum(parts.phases_ns.values()) - parts.overlap_ns + parts.wait_driver_ns + parts.idle_ns == 100
     busy = moments([row for of_phase in phases for row in of_phase])

@@ -265,7 +265,7 @@ class _Spans:
 
     def __init__(self, run: Run, lane: Lane, name: str) -> None:
         rows = run.phases[lane][name]
-        self.seconds = run.seconds_in(rows)
+        self.seconds = run.phase_seconds(name)[lane]
         others = [of for other, of in run.phases[lane].items() if other != name]
         ends_ns = np.sort(np.concatenate([np.zeros(1, np.int64), *(of[:, 1] for of in others)]))
         pieces, step, _ = cut(rows, run.steps)
