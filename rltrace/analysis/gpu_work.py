@@ -173,10 +173,13 @@ class _Phases:
         pieces, window, row = cut(rows, self._together if self._are_apart else EMPTY)
         phase = self._of_phase[window].astype(np.uint16)
         by_phase = np.argsort(phase, kind="stable")
-        ends = np.searchsorted(phase[by_phase], np.arange(len(self._windows) + 1, dtype=np.uint16))
+        ends = np.searchsorted(phase[by_phase], np.arange(len(self._windows) + 1, dtype=np.uint16)).tolist()
         for number, inside in enumerate(self._windows):
             if self._are_apart:
                 own = by_phase[ends[number] : ends[number + 1]]
+                if not len(own):  # as in most phases, which have no work of this kind
+                    yield EMPTY, own
+                    continue
                 found, of_row = pieces[own], row[own]
             else:
                 found, _, of_row = cut(rows, inside)

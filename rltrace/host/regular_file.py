@@ -48,10 +48,7 @@ def read(path: Path, limits: Limits = LIMITS) -> bytes:
     """
     with _opened(path, limits) as file:
         size_bytes = os.fstat(file.fileno()).st_size
-        # A buffer would copy it once more, and room for growth is memory that the kernel has to give and take back.
-        content = file.raw.read(size_bytes + 1) or b""
-        if len(content) > size_bytes:
-            content += file.raw.read(_GROWTH_BYTES) or b""
+        content = file.raw.read(size_bytes + _GROWTH_BYTES) or b""  # a buffer would copy it once more
         while len(content) < size_bytes and (more := file.raw.read(size_bytes - len(content))):  # 2 GiB at a time
             content += more
         return content
