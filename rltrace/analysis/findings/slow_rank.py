@@ -54,19 +54,18 @@ FEWEST_RANKS_OF_A_HOST = 3
 LATE_SECONDS = 0.001
 """Ray's way to a worker takes longer than that (docs/measurements/verl_8b.md), so that a shorter delay is none."""
 
-EVEN_TOKENS = Setting(
-    "verl", "trainer.balance_batch=True and actor_rollout_ref.actor.use_dynamic_bsz=True: even tokens"
-)
-SETTINGS = (
-    Setting("your cluster", "compare this rank's clocks, power, PCIe link and processors with the others'"),
-    EVEN_TOKENS,
-)
+SETTINGS = (Setting("your cluster", "compare this rank's clocks, power, PCIe link and processors with the others'"),)
 IN_TURNS = (
-    EVEN_TOKENS,
-    Setting("your program", "as many tokens for each rank: the one with the longest sequences is another in each step"),
     Setting("your cluster", "no rank is to blame: look for what interrupts each of them now and then, beside the run"),
 )
 """What to change where it is another rank each time."""
+
+BALANCED = "trainer.balance_batch"
+"""verl's setting that gives each rank as many tokens; its default is True (verl's ppo_trainer.yaml)."""
+EVEN_TOKENS = Setting("verl", f"{BALANCED}=True: as many tokens for each rank")
+MAYBE_UNEVEN = Setting(
+    "your program", "if the ranks have uneven numbers of tokens, which this run did not record: share them out evenly"
+)
 
 
 class Slowness(NamedTuple):
@@ -195,9 +194,19 @@ def _finding(
         figures={"late_seconds": late, "phase_seconds": slow.mean_seconds},
         ranks=_ranks(slow, who),
         phases=[slow.phase],
-        settings=SETTINGS if len(who) == 1 else IN_TURNS,
+        settings=[*_for_tokens(run, slow.phase, balance), *(SETTINGS if len(who) == 1 else IN_TURNS)],
         moment=run.moment(worst, lane.rank),
     )
+
+
+def _for_tokens(run: Run, phase: str, balance: Balance | None) -> list[Setting]:
+    """Return what to change for even tokens; nothing where they are known to be even, or the run evens them out."""
+    if balance is not None or tokens_of(run, phase) is not None:
+        return []  # uneven ones are another finding
+    if "verl" not in run.programs:
+        return [MAYBE_UNEVEN]
+    is_off = any(word.lstrip("+").lower() == f"{BALANCED}=false" for word in run.summary.run.command)
+    return [EVEN_TOKENS] if is_off else []
 
 
 def _ranks(slow: Slowness, who: list[int]) -> list[int]:

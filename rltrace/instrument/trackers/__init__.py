@@ -20,7 +20,8 @@ from typing import Any
 from rltrace.events import OPTIMIZER_STEP, STEP
 from rltrace.hooks import boundaries
 from rltrace.hooks.boundaries import Boundary
-from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.hooks.hook import Hook
+from rltrace.hooks.patching import PatchSet
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.loop_steps import LoopSteps, optimizer_of
