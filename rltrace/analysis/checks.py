@@ -10,7 +10,7 @@ from rltrace.analysis.budget import BYTES, SECONDS, SHARE, Amount, Budget
 from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.measures import Judged, Measure, UnmeasuredError, measure
 from rltrace.analysis.noise import FEWEST_STEPS, Change, change
-from rltrace.analysis.phases import IDLE
+from rltrace.analysis.phases import IDLE, STARTING
 from rltrace.analysis.summary import Summary
 from rltrace.events import WAIT_DRIVER
 
@@ -219,6 +219,6 @@ def _grown(run: Summary, other: Summary) -> dict[str, tuple[float, str]]:
         for name, after in lane.phases.items():
             old = before.get(lane.lane, {}).get(name)
             seconds = after.mean_seconds - (0.0 if old is None else old.mean_seconds)
-            if name not in (IDLE, WAIT_DRIVER) and seconds >= SLIGHT * run.steady.seconds.mean_seconds:
+            if name not in (IDLE, STARTING, WAIT_DRIVER) and seconds >= SLIGHT * run.steady.seconds.mean_seconds:
                 most[name] = max(most.get(name, (0.0, "")), (seconds, lane.lane))
     return most

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rltrace.analysis.computing import computing
 from rltrace.analysis.intervals import EMPTY, Intervals, added_up_by, cut, opened_last, outside, total_ns, union
 from rltrace.analysis.lanes import Lane
+from rltrace.analysis.lifetimes import Presence, presence
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.phases import driver_phases, lane_phases
 from rltrace.analysis.steps import FIRST, StepWindows
@@ -43,7 +44,7 @@ class IdleGap(msgspec.Struct, frozen=True, kw_only=True):
     count: float
     """How many such gaps there were; a mean over the steady steps."""
     seconds: float
-    """Their length; all rows of a lane add up to its `idle` plus its `unlabelled`."""
+    """Their length; all rows of a lane add up to its `start-up`, `unlabelled` and `idle` together."""
     unlabelled_seconds: float
     """The part of `seconds` in which the rank computed: an automatic span, GPU time or processor time says so."""
     others_seconds: float
@@ -70,7 +71,8 @@ def idle_gaps(seen: Observations, windows: StepWindows) -> list[IdleGap]:
     for lane in lanes:
         own = _Spans(seen, seen.on(lane))
         known = phases[lane] if lane.is_driver else {**phases[lane], **of_driver}
-        gaps = _Gaps(known, windows.of(lane))
+        there = presence(seen, lane, windows.of(lane), [*phases[lane].values()])
+        gaps = _Gaps(known, windows.of(lane), there)
         own.keep_inside(gaps.rows)
         found += gaps.figures(lane, busy, computed.get(lane, EMPTY), driver, own, elsewhere)
     return found
@@ -126,12 +128,13 @@ class _Spans:
 
 
 class _Gaps:
-    """When a lane was idle, in every window."""
+    """When a lane was idle, in every window, as far as it was there."""
 
-    def __init__(self, phases: dict[str, Intervals], windows: StepWindows) -> None:
+    def __init__(self, phases: dict[str, Intervals], windows: StepWindows, there: Presence) -> None:
         self._windows = windows
-        self.rows, self._window = outside(union(*phases.values()), windows.windows)
-        edges = windows.windows[self._window]
+        self._is_whole = there.is_there & ~there.is_cut_off
+        self.rows, self._window = outside(union(*phases.values()), there.windows)
+        edges = there.windows[self._window]
         after = _names_at(self.rows[:, 0], edges[:, 0], {name: rows[:, 1] for name, rows in phases.items()})
         before = _names_at(self.rows[:, 1], edges[:, 1], {name: rows[:, 0] for name, rows in phases.items()})
         self._between: list[Between] = list(zip(after, before, strict=True))
@@ -146,7 +149,8 @@ class _Gaps:
             spans: Spans of the driver, of the lane, and of processes elsewhere.
         """
         others_ns, computed_ns = self._inside_ns(busy), self._inside_ns(computed)
-        for what, places in _together(self._windows):
+        for what, all_places in _together(self._windows):
+            places = [place for place in all_places if what != STEADY_STEP or self._is_whole[place]]
             alike = self._alike(places)
             driver, own, elsewhere = (self._meanwhile(alike, of, len(places)) for of in spans)
             for at, ((after, before), gaps) in enumerate(alike):

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.computing import computing
-from rltrace.analysis.intervals import EMPTY, Intervals, added_up, covered_ns, cut, union
+from rltrace.analysis.intervals import EMPTY, Intervals, added_up, covered_ns, cut, outside, union
 from rltrace.analysis.lanes import Lane, order
+from rltrace.analysis.lifetimes import Presence, presence
 from rltrace.analysis.observations import Observations, once
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import DRIVER_PHASES, STARTUP_PHASES, STEP_PHASES, WAIT_DRIVER
@@ -19,17 +20,21 @@ from rltrace.events import DRIVER_PHASES, STARTUP_PHASES, STEP_PHASES, WAIT_DRIV
 IDLE = "idle"
 UNLABELLED = "unlabelled"
 """Time in no phase in which the rank computed."""
+STARTING = "start-up"
+"""Time before the first phase of a rank in which nothing says that it computed: its processes start and import."""
 
 ORDER = {name: place for place, name in enumerate((*STARTUP_PHASES, *STEP_PHASES))}
 """Known phases in the order in which they happen."""
 
 
-_OF_NOBODY = {WAIT_DRIVER: len(ORDER) + 1, UNLABELLED: len(ORDER) + 2, IDLE: len(ORDER) + 3}
+OF_NOBODY = (WAIT_DRIVER, STARTING, UNLABELLED, IDLE)
+"""What a rank's time in no phase is called."""
+_OF_NOBODY = {name: len(ORDER) + 1 + place for place, name in enumerate(OF_NOBODY)}
 
 
 def in_order(phases: Iterable[str]) -> list[str]:
     """Return each name once: known phases in the order of a step, the program's own phases in the given order; then
-    `wait.driver`, `unlabelled` and `idle`."""
+    `wait.driver`, `start-up`, `unlabelled` and `idle`."""
     once = list(dict.fromkeys(phases))
     places = ORDER if all(name in ORDER or name in _OF_NOBODY for name in once) else {}
     return sorted(once, key=lambda name: _OF_NOBODY.get(name, places.get(name, 0)))
@@ -56,7 +61,7 @@ class Overlap(msgspec.Struct, frozen=True):
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of one rank: its phases, `wait.driver`, `unlabelled` and `idle` add up to `seconds` plus
+    """One step of one rank: its phases, `wait.driver`, `start-up`, `unlabelled` and `idle` add up to `seconds` plus
     `overlap_seconds`."""
 
     step: int | None
@@ -70,18 +75,19 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None
     """Uuid of the rank's device. A rank is a device: its phases come from all processes that work on it."""
     seconds: float
-    """Length of the step."""
+    """Length of the step; if the rank began or died in it, of the part in which it was there."""
     clock_aligned: bool
     """False if a process of the rank has a clock that was never compared with the run's, so that its times have an
     unknown error."""
     finished: bool
     """False if the step is open or was aborted by an exception: do not average over it."""
     steady: bool
-    """Whether the step counts in `steady`."""
+    """Whether the step counts in `steady`: not that in which the rank died."""
     phases: dict[str, Share]
-    """By phase, in the order of a step; then `wait.driver` (the driver is in a phase and the rank is not), `unlabelled`
-    (neither is, and yet the rank computes: an automatic span, GPU time or processor time says so) and `idle` (neither
-    is, and nothing computes). Together they are `seconds` plus `overlap_seconds`."""
+    """By phase, in the order of a step; then `wait.driver` (the driver is in a phase and the rank is not), `start-up`
+    (only if there is any: neither is, and the rank has not had its first phase), `unlabelled` (neither is, and yet the
+    rank computes: an automatic span, GPU time or processor time says so) and `idle` (neither is, and nothing computes).
+    Together they are `seconds` plus `overlap_seconds`."""
     overlap_seconds: float
     """Time that is counted twice because phases overlap; 0 in a colocated run."""
     overlaps: list[Overlap]
@@ -89,31 +95,42 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A window in whole nanoseconds: `sum(phases) - overlap + wait_driver + unlabelled + idle` is its length."""
+    """A window in whole nanoseconds: `sum(phases) - overlap + wait_driver + unlabelled + starting + idle` is its
+    length."""
 
     phases_ns: dict[str, int]
     overlap_ns: int
     wait_driver_ns: int
     unlabelled_ns: int
+    starting_ns: int
     idle_ns: int
 
 
 def partitions(
-    phases: Mapping[str, Intervals], driver: Intervals, windows: Intervals, computing: Intervals = EMPTY
+    phases: Mapping[str, Intervals],
+    driver: Intervals,
+    windows: Intervals,
+    computing: Intervals = EMPTY,
+    starting: Intervals = EMPTY,
 ) -> list[Partition]:
     """Divide a rank's windows.
 
     Args:
-        phases: The rank's phases by name.
+        phases: The rank's phases by name, each disjoint and in order.
         driver: When the driver was in a phase of its own.
         windows: Shape (W, 2), disjoint and in order.
-        computing: When the rank computed, in a phase or not.
+        computing: When the rank computed, in a phase or not; disjoint and in order.
+        starting: When it had not begun.
     """
     of_phases = {name: _covered(rows, windows) for name, rows in phases.items()}
     busy_ns, _ = _covered(union(*phases.values()), windows)
-    known_ns, _ = _covered(union(driver, *phases.values()), windows)
-    told_ns, _ = _covered(union(driver, computing, *phases.values()), windows)
-    length_ns = windows[:, 1] - windows[:, 0]
+    known = union(driver, *phases.values())
+    known_ns, _ = _covered(known, windows)
+    gaps, window = outside(known, windows)
+    unlabelled_ns = _added_up(computing, gaps, window, len(windows))
+    gaps, gap = outside(union(cut(computing, gaps)[0]), gaps)
+    starting_ns = _added_up(union(starting), gaps, window[gap], len(windows))
+    idle_ns = windows[:, 1] - windows[:, 0] - known_ns - unlabelled_ns - starting_ns
     found = []
     for place in range(len(windows)):
         phases_ns = {name: int(ns[place]) for name, (ns, is_there) in of_phases.items() if is_there[place]}
@@ -122,23 +139,31 @@ def partitions(
                 phases_ns=phases_ns,
                 overlap_ns=sum(phases_ns.values()) - int(busy_ns[place]),
                 wait_driver_ns=int(known_ns[place] - busy_ns[place]),
-                unlabelled_ns=int(told_ns[place] - known_ns[place]),
-                idle_ns=int(length_ns[place] - told_ns[place]),
+                unlabelled_ns=int(unlabelled_ns[place]),
+                starting_ns=int(starting_ns[place]),
+                idle_ns=int(idle_ns[place]),
             )
         )
     return found
 
 
 def _covered(rows: Intervals, windows: Intervals) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return how much of each window the rows cover, and whether any lies in it."""
-    pieces, window, _ = cut(union(rows), windows)
+    """Return how much of each window disjoint rows cover, and whether any lies in it."""
+    pieces, window, _ = cut(rows, windows)
     lengths_ns = added_up(pieces[:, 1] - pieces[:, 0], window, len(windows))
     return lengths_ns, np.bincount(window, minlength=len(windows)) > 0
 
 
+def _added_up(rows: Intervals, gaps: Intervals, window: NDArray[np.intp], many: int) -> NDArray[np.int64]:
+    """Return how much of some gaps disjoint rows cover, by the window that each gap is in."""
+    pieces, gap, _ = cut(rows, gaps)
+    return added_up(pieces[:, 1] - pieces[:, 0], window[gap], many)
+
+
 def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
     """Return every step of every rank, of the driver, and of every other process that has phases: by step, then by
-    rank. In a part of chosen steps, the start-up is not among them."""
+    rank. In a part of chosen steps the start-up is not among them. Steps before a rank began or after it
+    was gone are not either."""
     of_driver, computed = union(*driver_phases(seen).values()), computing(seen)
     acting = [process for process in seen.processes if process.phases]
     inferred = {(process.lane, name) for process in seen.processes for name, _ in process.inferred}
@@ -149,12 +174,13 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
         own = windows.of(lane)
         phases = {name: whole[name] for name in happened}
         driver = EMPTY if lane.is_driver else of_driver
-        parts = partitions(phases, driver, own.windows, computed.get(lane, EMPTY))
-        for place in np.flatnonzero(own.recorded).tolist():
+        there = presence(seen, lane, own, [*whole.values()])
+        parts = partitions(phases, driver, there.windows, computed.get(lane, EMPTY), there.starting)
+        for place in np.flatnonzero(own.recorded & there.is_there).tolist():
             if seen.recording.steps_are_chosen and own.numbers[place] is None:
                 continue
             row = _rank_step(
-                lane, place, own, parts[place], phases,
+                lane, place, own, there, parts[place], phases,
                 clock_aligned=lane not in astray, inferred={name for name in happened if (lane, name) in inferred},
             )  # fmt: skip
             found.append((place, row))
@@ -186,17 +212,19 @@ def _rank_step(
     lane: Lane,
     place: int,
     windows: StepWindows,
+    there: Presence,
     parts: Partition,
     phases: dict[str, Intervals],
     *,
     clock_aligned: bool,
     inferred: Set[str],
 ) -> RankStep:
-    window = windows.windows[place : place + 1]
+    window = there.windows[place : place + 1]
     length_ns = int(window[0, 1] - window[0, 0])
     named_ns = {name: parts.phases_ns[name] for name in in_order(parts.phases_ns)}
-    of_nobody_ns = {WAIT_DRIVER: parts.wait_driver_ns, UNLABELLED: parts.unlabelled_ns, IDLE: parts.idle_ns}
-    all_ns = {**named_ns, **of_nobody_ns}
+    starting_ns = {STARTING: parts.starting_ns} if parts.starting_ns else {}
+    of_nobody_ns = {UNLABELLED: parts.unlabelled_ns, IDLE: parts.idle_ns}
+    all_ns = {**named_ns, WAIT_DRIVER: parts.wait_driver_ns, **starting_ns, **of_nobody_ns}
     return RankStep(
         step=windows.numbers[place],
         lane=lane.name,
@@ -206,7 +234,7 @@ def _rank_step(
         seconds=length_ns / 1e9,
         clock_aligned=clock_aligned,
         finished=windows.finished[place],
-        steady=place in windows.steady,
+        steady=place in windows.steady and not there.is_cut_off[place],
         phases={
             name: Share(ns / 1e9, ns / length_ns if length_ns else 0.0, name in inferred) for name, ns in all_ns.items()
         },

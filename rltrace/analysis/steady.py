@@ -8,7 +8,7 @@ from statistics import fmean, median
 import msgspec
 
 from rltrace.analysis.lanes import DRIVER_ROLE
-from rltrace.analysis.phases import IDLE, UNLABELLED, RankStep, in_order
+from rltrace.analysis.phases import IDLE, STARTING, UNLABELLED, RankStep, in_order
 from rltrace.analysis.steps import FIRST, Step, StepWindows
 
 
@@ -41,7 +41,7 @@ class Coverage(msgspec.Struct, frozen=True):
     unlabelled: float
     """In no phase, though the rank computed."""
     idle: float
-    """In no phase, while nothing computed."""
+    """In no phase, while nothing computed, or before it began."""
 
 
 class LaneSteps(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,8 +109,11 @@ def steady(
 def _coverage(shown: Sequence[LaneSteps]) -> Coverage | None:
     if not shown:
         return None
-    unlabelled, idle = (fmean(lane.phases[name].share for lane in shown) for name in (UNLABELLED, IDLE))
-    return Coverage(1.0 - unlabelled - idle, unlabelled, idle)
+    unlabelled, idle, starting = (
+        fmean(lane.phases[name].share if name in lane.phases else 0.0 for lane in shown)
+        for name in (UNLABELLED, IDLE, STARTING)
+    )
+    return Coverage(1.0 - unlabelled - idle - starting, unlabelled, idle + starting)
 
 
 def lanes(rows: Sequence[RankStep]) -> list[LaneSteps]:

@@ -157,7 +157,7 @@ STEPS = Table(
 
 PHASES = Table(
     "phases",
-    "One row per step, lane and phase: `phases` of the JSON. `wait.driver`, `unlabelled` and `idle` are among them.",
+    "One row per step, lane and phase: `phases` of the JSON. Time in no phase is there, as `wait.driver` and `idle`.",
     (
         *_of(RankStep, "step", "lane", "rank"),
         Column("phase", "text", "Name of the phase."),

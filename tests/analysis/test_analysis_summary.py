@@ -103,9 +103,9 @@ def test_devices_of_one_name(
     written.process("e", span("rollout.generate", 5, 6), role="engine", rank=0, host="a", start_ns=2 * SECOND)
     rows = [(row.lane, row.host, row.device, sorted(seconds(row))) for row in summarize(written.read()).phases]
     assert sorted(rows) == [
-        ("rank 0", "a", "cpu-0", ["actor.update", "idle", "rollout.generate"]),
-        ("rank 0", "a", "cpu-9", ["idle", "ref.log_prob"]),
-        ("rank 1", "b", "cpu-0", ["actor.update", "idle"]),
+        ("rank 0", "a", "cpu-0", ["actor.update", "idle", "rollout.generate", "start-up"]),
+        ("rank 0", "a", "cpu-9", ["idle", "ref.log_prob", "start-up"]),
+        ("rank 1", "b", "cpu-0", ["actor.update", "idle", "start-up"]),
     ]
 
 
@@ -162,7 +162,7 @@ def test_lane_of_worker_and_engine(summary: Summary) -> None:
 def test_start_up_is_its_own_block(summary: Summary) -> None:
     """The start-up is a block of its own."""
     startup = [row for row in summary.phases if row.step is None and row.rank == 0]
-    assert [seconds(row) for row in startup] == [{"actor.build": 3, "rollout.load": 2, "idle": 5}]
+    assert [seconds(row) for row in startup] == [{"actor.build": 3, "rollout.load": 2, "start-up": 1, "idle": 4}]
 
 
 def test_driver_work_on_own_lane(summary: Summary) -> None:
@@ -196,7 +196,9 @@ def test_program_without_steps_is_one_block(tmp_path: Path) -> None:
     records = [span("my.phase", 1, 3, phase=True), span("other", 0, 4)]
     summary = summarize(Written(tmp_path / "run").process("p", *records, role="main", ended_s=4).read())
     assert summary.steps == []
-    assert [(row.step, row.seconds, seconds(row)) for row in summary.phases] == [(None, 4, {"my.phase": 2, "idle": 2})]
+    assert [(row.step, row.seconds, seconds(row)) for row in summary.phases] == [
+        (None, 4, {"my.phase": 2, "start-up": 1, "idle": 1})
+    ]
 
 
 def test_an_empty_recording_has_empty_figures(tmp_path: Path) -> None:
@@ -520,7 +522,7 @@ def test_foreign_clock_is_marked(tmp_path: Path) -> None:
         (False, False, None),
     ]
     row = next(row for row in summary.phases if row.rank == 0 and row.step == 0)
-    assert seconds(row) == {"actor.update": 4, "idle": 6}
+    assert seconds(row) == {"actor.update": 4, "start-up": 4, "idle": 1}
     assert not row.clock_aligned
     screen = Console(width=200, file=io.StringIO())
     show(summary, screen)

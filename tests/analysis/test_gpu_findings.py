@@ -10,6 +10,7 @@ from planted_runs import CLOSE, STEP_SECONDS, TWO_PERCENT, PlantedRun, has_price
 from recordings import Written, sample, span
 
 from rltrace.analysis.findings import why
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding
 from rltrace.analysis.summary import analyse
 
@@ -137,7 +138,11 @@ def test_small_micro_batches_that_take_as_long_to_launch(tmp_path: Path) -> None
     has_price(finding, 3.3 / 2)
     assert finding.evidence.phases == ["actor.update"]
     assert finding.bound_seconds == pytest.approx(3.3 * (1 - 1 / MICRO_BATCHES), rel=CLOSE)
-    assert finding.evidence.facts[0] == "a forward takes 0.74 s to launch and 0.74 s to run"
+    assert finding.evidence.facts[0].startswith(
+        "a forward takes 0.74 s to launch and 0.74 s to run, so the phase lasts"
+    )
+    assert finding.seconds_per_step is not None, "and the evidence says how this is made"
+    assert f"need half of the launches, {as_text(finding.seconds_per_step)} less" in finding.evidence.facts[1]
 
 
 @pytest.mark.parametrize(("counter", "cause"), [("power_limited", "power limit"), ("heat_limited", "Heat")])

@@ -90,7 +90,7 @@ def test_memory_that_grows(tmp_path: Path) -> None:
     assert not found(colocated(tmp_path / "well", asleep=held(lambda step: 2e9)), "memory_grows")
     (finding,) = found(colocated(tmp_path / "faulty", asleep=held(lambda step: 1e9 + 0.5e9 * step)), "memory_grows")
     holds(finding, 0.5e9, "rollout.sleep")
-    assert finding.title.startswith("unattributed grows by 500 MB")
+    assert finding.title.startswith("unattributed grows by 477 MiB")
 
 
 def test_sleep_that_leaves_bytes(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_driver_below_the_waiting(tmp_path: Path) -> None:
 
 def test_start_up_idle_is_explained(tmp_path: Path) -> None:
     """What the start-up does in no phase is explained."""
-    said = "idle: in no phase, for example while processes start"
+    said = "start-up: before the first phase, while processes start and import"
     text = "\n".join(screen(two_ranks(tmp_path / "run").read(), whole=True))
     startup = text[text.index("Start-up, before the first step") :]
     assert text.count(said) == 1 and said in startup[: startup.index("\n\n")]

@@ -23,7 +23,8 @@ from bytecode_tracer import in_a_thread
 import rltrace
 from rltrace.events import Counter as Sample
 from rltrace.events import Span
-from rltrace.hooks import patching
+from rltrace.hooks import patching, wrapping
+from rltrace.hooks.hook import Hook
 from rltrace.host import interruption
 from rltrace.host.interruption import is_from_outside, own_failure, suppress_own
 from rltrace.read.recording import Recording
@@ -68,10 +69,10 @@ class Loss:
 
 
 def hooked() -> Callable[[], Any]:
-    hook = patching.Hook("ours", "json:loads")
+    hook = Hook("ours", "json:loads")
     hook.bind(True)
     before, after = patching._span_hooks("hooked", lambda: {"bytes": 1}, lambda _: {"late": Loss()}, None, None)
-    call = patching.wrap_function(lambda: None, hook, before, after)
+    call = wrapping.wrap_function(lambda: None, hook, before, after)
     call.hook = hook  # type: ignore[attr-defined]
     return call
 

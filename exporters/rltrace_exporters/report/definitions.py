@@ -16,6 +16,7 @@ PHASES = {
     "critic.update": "The critic learns (PPO).",
     "actor.update": "The actor learns: micro-batches, and the optimizer's steps.",
     "wait.driver": "The driver is in a phase of its own, and the rank is in none.",
+    "start-up": "Before the rank's first phase: its processes start and import.",
     "unlabelled": "In no phase, but the rank computes.",
     "idle": "In no phase, and nothing computes.",
 }

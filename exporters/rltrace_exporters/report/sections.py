@@ -7,7 +7,7 @@ from shlex import quote
 from typing import NamedTuple, TypeAlias
 
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.phases import IDLE, UNLABELLED
+from rltrace.analysis.phases import IDLE, STARTING, UNLABELLED
 from rltrace.events import WAIT_DRIVER
 from rltrace_exporters.report.blocks import Bars, Changes, Command, Figures, Findings, Note, Table, Trusts
 from rltrace_exporters.report.chart import Chart
@@ -16,7 +16,7 @@ from rltrace_exporters.timeline_colors import slice_color
 
 Block: TypeAlias = Note | Command | Figures | Findings | Changes | Trusts | Table | Bars | Chart
 
-OF_NOBODY = {WAIT_DRIVER: "#8b919c", UNLABELLED: "#5f6670", IDLE: "#b4bac4"}
+OF_NOBODY = {WAIT_DRIVER: "#8b919c", STARTING: "#c9c2ae", UNLABELLED: "#5f6670", IDLE: "#b4bac4"}
 """Colours of the time in no phase."""
 
 MOST_ROWS = 16

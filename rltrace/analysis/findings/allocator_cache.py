@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rltrace.analysis.findings.amounts import as_text
+from rltrace.analysis.findings.amounts import as_text, bytes_as_text
 from rltrace.analysis.findings.capacity import NOT_MEASURED, capacity_bytes, gpus
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run, rows_of
@@ -74,7 +74,7 @@ def _in_the_way(run: Run) -> Iterator[Finding]:
         return
     yield run.finding(
         NAME,
-        f"Torch's cache keeps {worst.bytes / 1e9:.1f} GB of {worst.device.lane}'s card while the engine wakes",
+        f"Torch's cache keeps {bytes_as_text(worst.bytes)} of {worst.device.lane}'s card while the engine wakes",
         [f"{worst.phase} of step {worst.step}: {worst.share:.0%} of the card, which nobody uses"],
         size_bytes=worst.bytes,
         less_because="",

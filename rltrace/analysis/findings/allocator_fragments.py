@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rltrace.analysis.findings.allocator_cache import IN_THE_WAY, has_wake_ups, in_the_way
+from rltrace.analysis.findings.amounts import bytes_as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 
@@ -25,7 +26,7 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"Fragments keep {worst.bytes / 1e9:.1f} GB of {worst.device.lane}'s card while the engine wakes, though "
+            f"Fragments keep {bytes_as_text(worst.bytes)} of {worst.device.lane}'s card while the engine wakes, though "
             "torch's cache was emptied",
             [
                 f"{worst.phase} of step {worst.step}: {worst.share:.0%} of the card is in segments that hold something",

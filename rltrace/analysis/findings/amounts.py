@@ -32,7 +32,7 @@ def counted(many: int, noun: str) -> str:
 
 
 def bytes_as_text(size_bytes: float) -> str:
-    """Write a size in powers of 1,000, as rates and cards are."""
-    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-    unit, scale = next(((unit, scale) for unit, scale in units if abs(size_bytes) >= scale), ("bytes", 1.0))
-    return f"{size_bytes / scale:,.{1 if unit == 'GB' else 0}f} {unit}"
+    """Write a size in powers of 1,024, as everywhere; only rates of links are in GB/s, as their makers give them."""
+    units = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+    unit, scale = next(((unit, scale) for unit, scale in units if abs(size_bytes) >= scale), ("bytes", 1))
+    return f"{size_bytes / scale:,.{1 if unit == 'GiB' else 0}f} {unit}"

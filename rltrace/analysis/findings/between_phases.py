@@ -8,7 +8,7 @@ from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.idle import STEADY_STEP
-from rltrace.analysis.intervals import Intervals, outside, union
+from rltrace.analysis.intervals import cut, outside, union
 from rltrace.analysis.lanes import Lane
 from rltrace.events import REQUEST
 
@@ -60,9 +60,9 @@ def _price(run: Run, lanes: list[Lane]) -> PerStep:
         process.passed[REQUEST].rows(run.seen.end_ns) for process in run.seen.processes if REQUEST in process.passed
     ]
     phases = [rows for lane in run.phases for rows in run.phases[lane].values()]
-    computing = [run.computing[lane] for lane in lanes if lane in run.computing]
-    busy: Intervals = union(*phases, *run.driver_phases.values(), *computing, *requests)
-    gaps, _ = outside(busy, run.steps)
+    gaps, _ = outside(union(*phases, *run.driver_phases.values(), *requests), run.steps)
+    computing = [cut(run.computing[lane], gaps)[0] for lane in lanes if lane in run.computing]
+    gaps, _ = outside(union(*computing), gaps)
     return run.seconds_in(gaps[gaps[:, 1] - gaps[:, 0] >= SHORT_NS])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.findings.amounts import as_text
+from rltrace.analysis.findings.amounts import as_text, bytes_as_text
 from rltrace.analysis.findings.capacity import gpus
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.programs import EXAMPLE
@@ -92,7 +92,8 @@ def _too_large(run: Run, most: float) -> Iterator[Finding]:
     spare = size * (1 - 2 * most)
     yield run.finding(
         NAME,
-        f"The KV cache is never more than {most:.1%} full: {spare / 1e9:.1f} of {size / 1e9:.1f} GB a card are spare",
+        f"The KV cache is never more than {most:.1%} full: {bytes_as_text(spare)} of "
+        f"{bytes_as_text(size)} a card are spare",
         ["twice of what was taken at most stays"],
         size_bytes=spare,
         less_because="",

@@ -38,12 +38,13 @@ def judge(run: Run) -> list[Finding]:
     facts = [
         f"{name}: a forward takes {as_text(launches.host_seconds)} to launch and {as_text(launches.gpu_seconds)} to "
         f"run, and the GPU is done {as_text(launches.behind_seconds)} after the host"
-        + (f"; kernels run for {busy[name]:.0%} of the phase (NVML)" if name in busy else "")
+        + (_share_words(run, name, busy[name]) if name in busy else "")
         for name, launches in ((name, bound[name]) for name in where)
     ]
     title = "The GPUs run kernels as fast as Python launches them"
     price = np.sum(list(idle.values()), axis=0) if idle else None
     if price is not None:
+        facts.append("NVML counts a moment as busy if any kernel runs, however small: small ones do not fill the GPU")
         title += f", and none for {as_text(price.mean())} of a step"
     return [
         run.finding(
@@ -52,13 +53,20 @@ def judge(run: Run) -> list[Finding]:
             facts,
             per_step=price,
             bound=max(_fewer_launches(run, where), 0.0 if price is None else float(price.mean())),
-            less_because="larger batches have kernels that take longer; without gaps alone, the price is gained",
+            less_because="without the gaps alone the price is gained; larger micro-batches gain more, as far as their "
+            "kernels take no longer",
             basis="modelled",
             figures={f"busy_share_{name}": share for name, share in busy.items()},
             phases=where,
             settings=SETTINGS,
         )
     ]
+
+
+def _share_words(run: Run, name: str, busy: float) -> str:
+    """Say how the price of a phase is made of the share in which kernels run."""
+    whole = float(mean_seconds(run, name).mean())
+    return f"; no kernel runs for {1 - busy:.0%} of {as_text(whole)} (NVML), {as_text(whole * (1 - busy))}"
 
 
 def _busy(run: Run, phases: Iterable[str]) -> dict[str, float]:

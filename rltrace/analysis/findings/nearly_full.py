@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rltrace.analysis.findings.amounts import bytes_as_text
 from rltrace.analysis.findings.capacity import NOT_MEASURED, capacity_bytes, gpus
 from rltrace.analysis.findings.finding import Finding, Moment, Setting, UnjudgeableError
 from rltrace.analysis.findings.programs import EXAMPLE
@@ -44,10 +45,10 @@ def judge(run: Run) -> list[Finding]:
         run.finding(
             NAME,
             f"{fullest.lane}'s card is {used / whole:.0%} full in {fullest.peak_phase or 'no phase'}{when}: "
-            f"{(whole - used) / 1e9:.1f} GB are left",
+            f"{bytes_as_text(whole - used)} are left",
             [
                 f"{len(full)} of {len(having)} cards are at least {NEARLY_FULL:.0%} full",
-                "at the peak: " + ", ".join(f"{owner} {-size / 1e9:.1f} GB" for size, owner in owners),
+                "at the peak: " + ", ".join(f"{owner} {bytes_as_text(-size)}" for size, owner in owners),
             ],
             size_bytes=whole - used,
             less_because="",

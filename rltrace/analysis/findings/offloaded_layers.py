@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rltrace.analysis.findings.amounts import as_text
+from rltrace.analysis.findings.amounts import as_text, bytes_as_text
 from rltrace.analysis.findings.capacity import least_free_in
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.programs import EXAMPLE
@@ -76,7 +76,8 @@ def _of_pass(run: Run, one: Pass) -> Iterator[Finding]:
     longer = _longer(run, one)
     free_bytes = least_free_in(run, one.phase)
     facts = [
-        f"{size_bytes / 1e9:.1f} GB a rank are in host memory in {one.phase}, which goes forward {crossings:.0f} times"
+        f"{bytes_as_text(size_bytes)} a rank are in host memory in {one.phase}, which goes forward "
+        f"{crossings:.0f} times"
     ]
     if longer is not None:
         facts.append(
@@ -84,11 +85,11 @@ def _of_pass(run: Run, one: Pass) -> Iterator[Finding]:
         )
     if free_bytes is not None:
         room = "has room for it" if free_bytes >= size_bytes else "has no room for it"
-        facts.append(f"the fullest card has {free_bytes / 1e9:.1f} GB free then, and {room}")
+        facts.append(f"the fullest card has {bytes_as_text(free_bytes)} free then, and {room}")
     yield run.finding(
         NAME,
         f"The {one.owner.partition('.')[0]}'s layers lie in host memory and cross PCIe {crossings:.0f} times in "
-        f"{one.phase} of each step: {size_bytes * crossings / 1e9:.0f} GB a rank",
+        f"{one.phase} of each step: {bytes_as_text(size_bytes * crossings)} a rank",
         facts,
         per_step=longer,
         size_bytes=size_bytes * crossings,

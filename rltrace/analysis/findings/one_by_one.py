@@ -40,7 +40,7 @@ def judge(run: Run) -> list[Finding]:
             f"The weight sync gathers {gathers} parameters one at a time, in {as_text(seconds)}",
             [f"{gathers} gathers for {some.tensors} tensors" + (f", at {rate:.0f} GB/s" if rate else "")],
             per_step=per_step(run, syncs, seconds_of(GATHER)),
-            less_because="the bytes have to be gathered in any case. Fewer gathers save latency: a sync of 16 GB took "
+            less_because="the bytes have to be gathered in any case. Fewer gathers save latency: a sync of 15 GiB took "
             "85 instead of 151 ms (docs/measurements/weight_sync.md)",
             basis="modelled",
             figures={"gathers": float(gathers)},

@@ -54,19 +54,18 @@ FEWEST_RANKS_OF_A_HOST = 3
 LATE_SECONDS = 0.001
 """Ray's way to a worker takes longer than that (docs/measurements/verl_8b.md), so that a shorter delay is none."""
 
-EVEN_TOKENS = Setting(
-    "verl", "trainer.balance_batch=True and actor_rollout_ref.actor.use_dynamic_bsz=True: even tokens"
-)
-SETTINGS = (
-    Setting("your cluster", "compare this rank's clocks, power, PCIe link and processors with the others'"),
-    EVEN_TOKENS,
-)
+SETTINGS = (Setting("your cluster", "compare this rank's clocks, power, PCIe link and processors with the others'"),)
 IN_TURNS = (
-    EVEN_TOKENS,
-    Setting("your program", "as many tokens for each rank: the one with the longest sequences is another in each step"),
     Setting("your cluster", "no rank is to blame: look for what interrupts each of them now and then, beside the run"),
 )
 """What to change where it is another rank each time."""
+
+BALANCED = "trainer.balance_batch"
+"""verl's setting that gives each rank as many tokens; its default is True (verl's ppo_trainer.yaml)."""
+EVEN_TOKENS = Setting("verl", f"{BALANCED}=True: as many tokens for each rank")
+MAYBE_UNEVEN = Setting(
+    "your program", "if the ranks have uneven numbers of tokens, which this run did not record: share them out evenly"
+)
 
 
 class Slowness(NamedTuple):
@@ -195,9 +194,19 @@ def _finding(
         figures={"late_seconds": late, "phase_seconds": slow.mean_seconds},
         ranks=_ranks(slow, who),
         phases=[slow.phase],
-        settings=SETTINGS if len(who) == 1 else IN_TURNS,
+        settings=[*_for_tokens(run, slow.phase, balance), *(SETTINGS if len(who) == 1 else IN_TURNS)],
         moment=run.moment(worst, lane.rank),
     )
+
+
+def _for_tokens(run: Run, phase: str, balance: Balance | None) -> list[Setting]:
+    """Return what to change for even tokens; nothing where they are known to be even, or the run evens them out."""
+    if balance is not None or tokens_of(run, phase) is not None:
+        return []  # uneven ones are another finding
+    if "verl" not in run.programs:
+        return [MAYBE_UNEVEN]
+    is_off = any(word.lstrip("+").lower() == f"{BALANCED}=false" for word in run.summary.run.command)
+    return [EVEN_TOKENS] if is_off else []
 
 
 def _ranks(slow: Slowness, who: list[int]) -> list[int]:
@@ -260,14 +269,39 @@ def _apart(took: NDArray[np.float64]) -> float:
     return float((took.max(axis=0) - took.mean(axis=0)).mean())
 
 
+class _Ends(NamedTuple):
+    """When the phases of one rank ended, in order."""
+
+    names: list[str]
+    ends_ns: NDArray[np.int64]
+    phase: NDArray[np.intp]
+    """Which of the names ended; -1 for the beginning of time, which comes before all."""
+
+    def without(self, name: str) -> NDArray[np.int64]:
+        """Return when all others ended."""
+        return self.ends_ns[self.phase != self.names.index(name)]
+
+
+@once
+def _ends(run: Run) -> dict[Lane, _Ends]:
+    """Return when the phases of each rank ended."""
+    return {lane: _ends_of(run.phases[lane]) for lane in run.ranks}
+
+
+def _ends_of(phases: Mapping[str, Intervals]) -> _Ends:
+    ends_ns = np.concatenate([np.zeros(1, np.int64), *(rows[:, 1] for rows in phases.values())])
+    phase = np.repeat(np.arange(-1, len(phases)), [1, *map(len, phases.values())])
+    in_order = np.argsort(ends_ns, kind="stable")
+    return _Ends([*phases], ends_ns[in_order], phase[in_order])
+
+
 class _Spans:
     """A phase of one rank in each step."""
 
     def __init__(self, run: Run, lane: Lane, name: str) -> None:
         rows = run.phases[lane][name]
-        self.seconds = run.seconds_in(rows)
-        others = [of for other, of in run.phases[lane].items() if other != name]
-        ends_ns = np.sort(np.concatenate([np.zeros(1, np.int64), *(of[:, 1] for of in others)]))
+        self.seconds = run.phase_seconds(name)[lane]
+        ends_ns = _ends(run)[lane].without(name)
         pieces, step, _ = cut(rows, run.steps)
         begins_ns = run.steps[:, 1].copy()
         np.minimum.at(begins_ns, step, pieces[:, 0])

@@ -8,7 +8,7 @@ from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Moment, Setting, UnjudgeableError
 from rltrace.analysis.findings.first_step import LEAST_SHARE
 from rltrace.analysis.findings.run import Run
-from rltrace.analysis.phases import IDLE, UNLABELLED
+from rltrace.analysis.phases import IDLE, STARTING, UNLABELLED
 
 NAME = "startup"
 
@@ -19,7 +19,11 @@ Engineering, 1993, chapter 5), so there is nothing to gain."""
 SAID = 4
 """How many parts are named."""
 
-CALLED = {IDLE: "no phase (processes start, imports)", UNLABELLED: "no phase, computing (imports, loading)"}
+CALLED = {
+    STARTING: "processes start and import",
+    IDLE: "idle between phases",
+    UNLABELLED: "computing outside of any phase (imports, loading)",
+}
 
 SETTINGS = (
     Setting("your cluster", "checkpoints and Python packages on a local disk; processes that start at the same time"),
@@ -46,7 +50,7 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"{as_text(seconds)} pass before the first step" + (f"; most in {said[0]}" if said else ""),
+            f"{as_text(seconds)} pass before the first step" + (f"; the largest part is: {said[0]}" if said else ""),
             [f"mean of {len(rows)} ranks: {', '.join(said)}"] if said else [],
             once=seconds,
             when="startup",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from rltrace.analysis.findings.amounts import as_text
+from rltrace.analysis.findings.amounts import as_text, bytes_as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.syncs import length, per_step, slowest
@@ -52,10 +52,11 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"Each rank sends {of_rank / 1e9:.1f} GB of weights where the engine holds {of_rank / ratio / 1e9:.1f}",
+            f"Each rank sends {bytes_as_text(of_rank)} of weights where the engine holds "
+            f"{bytes_as_text(of_rank / ratio)}",
             [
-                f"{ratio:.2f} times the bytes: {of_rank / 1e9:.1f} GB a rank and step are sent, "
-                f"{sum(held) / len(held) / 1e9:.1f} GB are held in the engine",
+                f"{ratio:.2f} times the bytes: {bytes_as_text(of_rank)} a rank and step are sent, "
+                f"{bytes_as_text(sum(held) / len(held))} are held in the engine",
                 f"gather, send, wait and load take {as_text(fmean(slowest(syncs, _by_bytes)))} of a sync of "
                 f"{as_text(length(syncs))}, on the slowest rank",
             ],

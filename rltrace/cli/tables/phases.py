@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rltrace.analysis.folding import steps_apart
 from rltrace.analysis.lanes import DRIVER_ROLE
 from rltrace.analysis.memory import DeviceMemory
-from rltrace.analysis.phases import IDLE, UNLABELLED, RankStep, in_order
+from rltrace.analysis.phases import IDLE, OF_NOBODY, RankStep, in_order
 from rltrace.analysis.steady import LaneSteps, Steady, lanes, together
 from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
@@ -23,7 +23,7 @@ from rltrace.events import DRIVER_PHASES, WAIT_DRIVER
 
 SLIGHT = 0.001
 """Share of a step below which a phase has no row on the first screen."""
-STARTUP_IDLE = "idle: in no phase, for example while processes start"
+STARTUP_IDLE = "start-up: before the first phase, while processes start and import"
 MOST_LANES = 4
 """More ranks than this are shown as their mean, fastest and slowest."""
 
@@ -297,7 +297,7 @@ def _seconds(length: float) -> str:
 
 
 def _style(phase: str) -> str | None:
-    return "dim" if phase in (WAIT_DRIVER, UNLABELLED, IDLE) else None
+    return "dim" if phase in OF_NOBODY else None
 
 
 def _overlapping(summary: Summary) -> str:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from rltrace.analysis.phases import IDLE, UNLABELLED, RankStep, Share, in_order
+from rltrace.analysis.phases import OF_NOBODY, RankStep, Share, in_order
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars
-from rltrace.events import WAIT_DRIVER
-
-OF_NOBODY = (WAIT_DRIVER, UNLABELLED, IDLE)
 
 CAPTION = "seconds: mean over the processes that were in the phase, in the steps in which they were; idle: the rest"
 
