@@ -69,6 +69,7 @@ def judge(run: Run) -> list[Finding]:
             less_because="a warm-up before the first step takes its time, too; it can overlap with the engines' start",
             figures={"first_step_seconds": first.seconds},
             phases=where,
+            about=(),
             settings=SETTINGS,
             moment=Moment(
                 step=first.step,

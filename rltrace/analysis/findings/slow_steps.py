@@ -77,6 +77,7 @@ def judge(run: Run) -> list[Finding]:
             less_because="what happens now and then may be needed, such as a checkpoint",
             ranks=[] if most is None or most.rank is None else [most.rank],
             phases=[] if most is None else [most.phase],
+            about=(),
             settings=SETTINGS,
         )
     ]
