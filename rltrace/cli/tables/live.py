@@ -27,8 +27,8 @@ STEPS, ERRORS = 6, 4
 """How many of the last ones are shown."""
 
 WHO_LETTERS = 24
-LONGEST_LINE = 1000
-"""Characters; what the terminal has no room for is cut."""
+LEAST_FOUND = 3
+"""Lines of findings that stay: the first one is a sentence of up to three lines of 80 columns."""
 OTHER = "other"
 """What is used of a device and no owner has said so yet."""
 
@@ -95,9 +95,9 @@ class LiveScreen:
         steps = "Steps, inferred from what runs" if any(step.is_inferred for step in now.steps) else "Steps"
         yield Section(_title(steps), [*_steps(now.steps)], 2)
         yield Section(_title("Errors", "bold red"), [*_errors(now)], 1)
-        yield Section(_title("Findings so far"), [*self._found(console)], 1)
+        yield Section(_title("Findings so far"), [*self._found(console, width)], LEAST_FOUND)
 
-    def _found(self, console: Console) -> Iterator[Text]:
+    def _found(self, console: Console, width: int) -> Iterator[Text]:
         if self.findings is None:
             if self.no_findings:
                 yield Text(self.no_findings, "dim")
@@ -105,7 +105,7 @@ class LiveScreen:
         drawn = largest(self.findings.why)
         if drawn is None:
             return
-        for segments in console.render_lines(drawn, console.options.update(width=LONGEST_LINE, height=None), pad=False):
+        for segments in console.render_lines(drawn, console.options.update(width=width, height=None), pad=False):
             yield Text.assemble(*((one.text, one.style or "") for one in segments))
         yield Text(f"of steps {self.findings.steps}, computed at {self.findings.at}", "dim")
 
