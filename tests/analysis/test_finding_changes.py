@@ -109,8 +109,8 @@ def test_gone_with_its_phase(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (0.0, 2.0, "B is slower: a typical step takes +2"),
-        (2.0, 0.0, "B is faster: a typical step takes -1"),
+        (0.0, 2.0, "B is slower: a typical step is 2"),
+        (2.0, 0.0, "B is faster: a typical step is 1"),
         (0.0, 0.0, "No difference beyond noise: +0.0%; with these steps +"),
     ],
 )

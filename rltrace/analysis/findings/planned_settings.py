@@ -101,7 +101,7 @@ def _free(run: Run, settings: Settings, known: Measured) -> list[Finding]:
         run.finding(
             NAME,
             f"{free_bytes / 2**30:.0f} of {known.card.total_bytes / 2**30:.0f} GiB of a card are never used: by plan "
-            f"{first.setting}: {first.then} instead of {first.now} fits ({first.gives})",
+            f"{first.setting} fits with {first.then} instead of {first.now} ({first.gives})",
             [_fact(one) for one in changes],
             size_bytes=free_bytes,
             less_because="",
@@ -121,7 +121,7 @@ def _most_taken(run: Run) -> float:
 
 
 def _fact(change: Change) -> str:
-    return f"plan, {change.setting}: {change.then} instead of {change.now}: {change.gives}"
+    return f"by plan, {change.setting} {change.then} instead of {change.now} means: {change.gives}"
 
 
 def _setting(settings: Settings, change: Change) -> Setting:
