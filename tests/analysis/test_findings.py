@@ -348,6 +348,18 @@ def test_unlabelled_work(tmp_path: Path) -> None:
     assert 'with rltrace.phase("name")' in finding.settings[0].change
 
 
+def test_unmarked_reward(tmp_path: Path) -> None:
+    """Time in a reward function that nobody marked is named, and how to mark it; also where nothing shows its work."""
+    steps = [span("step", 2 * n, 2 * n + 1.9, step=n) for n in range(9)]
+    generated = [span("rollout.generate", 2 * n, 2 * n + 0.8) for n in range(9)]
+    learned = [span("actor.update", 2 * n + 1.2, 2 * n + 1.9) for n in range(9)]
+    written = Written(tmp_path / "run").process("p", *steps, *generated, *learned, role="main", ended_s=18)
+    (finding,) = [one for one in why(analyse(written.read())).findings if one.id == "between_phases"]
+    assert "rollout.generate → actor.update 0.40 s" in finding.title
+    assert finding.evidence.facts[0].startswith("a reward function may run there")
+    assert 'with rltrace.phase("reward")' in finding.settings[0].change
+
+
 # ---------------------------------------------------------------- steps
 
 

@@ -17,6 +17,12 @@ SHORT_NS = 10_000_000
 """A shorter gap may be a call's way through Ray: of verl's calls that is 4 to 18 ms (docs/measurements/verl_8b.md:
 26 to 38 ms less the trainer's own 15 to 20; 4 ms in the new trainer)."""
 
+UNSEEN = (
+    "a reward function may run there: a function of the program that is in no phase is only seen if it computes for as "
+    "long as the sampler's interval"
+)
+"""What is said of a gap in which samples may be scored."""
+
 SETTINGS = (
     Setting("your program", "do what the driver does to a batch on the ranks, or beside their work"),
     Setting("PyTorch", "DataLoader(num_workers=..., prefetch_factor=...), if the gap is one of loading data"),
@@ -32,8 +38,8 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"For {as_text(price.mean())} of a step nothing computes between two phases{most}",
-            [gap.words for gap in gaps[1:]],
+            f"For {as_text(price.mean())} of a step no phase runs and nothing is seen to compute{most}",
+            [*(UNSEEN for gap in gaps[:1] if gap.may_be_reward), *(gap.words for gap in gaps[1:])],
             per_step=price,
             less_because="calls and copies of a batch take some time in any case",
             settings=[*(gap.mark for gap in gaps[:1] if gap.may_be_reward), *SETTINGS],
