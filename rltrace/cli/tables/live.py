@@ -91,7 +91,7 @@ class LiveScreen:
             *_lanes(now.lanes)
         ], 3)  # fmt: skip
         yield Section(_title("Memory"), [*_memory(now.devices, width, has_colors)], 2)
-        yield Section(_title("Rollout"), [*_rollout(now)], 1)
+        yield Section(_title("Rollout"), [*_rollout(now, width)], 1)
         steps = "Steps, inferred from what runs" if any(step.is_inferred for step in now.steps) else "Steps"
         yield Section(_title(steps), [*_steps(now.steps)], 2)
         yield Section(_title("Errors", "bold red"), [*_errors(now)], 1)
@@ -146,7 +146,7 @@ def _head(now: Now, heading: Heading, width: int) -> Iterator[Text]:
     facts = [f"{len(seen):,}{of_all} {'rank' if len(seen) == 1 and not of_all else 'ranks'}"] if seen else []
     facts.append(figures.count(now.processes, "process") + (f", {now.ended:,} ended" if now.ended else ""))
     every = f"every {heading.every_seconds:.0f} s" if heading.every_seconds >= 1 else "several times a second"
-    yield Text(" · ".join([*facts, f"seen at {heading.at}, {every}"]))
+    yield from _in_lines([*facts, f"seen at {heading.at}, {every}"], width)
     yield _hosts(now)
     if now.hosts_elsewhere or of_all:
         one_host = len(now.hosts_elsewhere) == 1
@@ -422,7 +422,7 @@ def _gib(size_bytes: int) -> str:
 # ---- rollout, steps, errors -----------------------------------------------------------------------------------------
 
 
-def _rollout(now: Now) -> Iterator[Text]:
+def _rollout(now: Now, width: int) -> Iterator[Text]:
     found = now.rollout
     if found is None:
         return
@@ -434,7 +434,18 @@ def _rollout(now: Now) -> Iterator[Text]:
         facts.append("no engine computes")
     if found.kv_usage is not None:
         facts.append(f"fullest KV cache {found.kv_usage:.0%}")
-    yield Text(" · ".join(facts))
+    yield from _in_lines(facts, width)
+
+
+def _in_lines(facts: Sequence[str], width: int) -> Iterator[Text]:
+    """Yield facts side by side, in as many lines as they take."""
+    line = ""
+    for fact in facts:
+        if line and cell_len(f"{line} · {fact}") > width:
+            yield Text(line)
+            line = ""
+        line = f"{line} · {fact}" if line else fact
+    yield Text(line)
 
 
 _COLUMNS: dict[str, Callable[[StepNow], str]] = {
