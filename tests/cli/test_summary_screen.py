@@ -301,7 +301,7 @@ def test_problems_come_first(tmp_path: Path) -> None:
         "Out of memory: rank 0 worker asked for 5.0 MiB, 1.0 MiB were free",
         "rank 0 worker (pid 9) died in actor.draw",
         "2 hooks failed: TypeError: no: reference one, reference two",
-        "Memory: 4 of 4 phase boundaries are inconsistent, so not judged (rank 0): what helps is in "
+        "Memory: 4 of 4 phase boundaries are inconsistent, so not judged (rank 0): what",
         "docs/memory-ledger.md#when-a-boundary-is-consistent",
         "Lost from rank 0 worker: 4 events that could not be written",
         "not traced: python -S (pid 7): with -S",
