@@ -252,6 +252,7 @@ class Run:
         settings: Sequence[Setting] = (),
         moment: Moment | None = None,
         steps: Sequence[int] | None = None,
+        about: Sequence[str] | None = None,
     ) -> Finding:
         """Return a finding with the mean of its price, its interval, its share of a step, and its confidence.
 
@@ -273,6 +274,7 @@ class Run:
             settings: What to change; those of programs that are not in the run are left out.
             steps: Steps that it was seen in; those that it costs something if they are left out.
             moment: Where it shows; the step that it costs most if it is left out.
+            about: What it is the price of; the phases if it is left out. Name it where phases only say where it shows.
         """
         values = [] if per_step is None else [float(value) for value in per_step]
         price = fmean(values) if values else mean
@@ -301,6 +303,7 @@ class Run:
                 moment=moment,
             ),
             settings=applicable(settings, self.programs, self.summary.run.versions),
+            about=sorted(set(phases if about is None else about)),
         )
 
 

@@ -117,8 +117,11 @@ def _of_phase(run: Run, name: str) -> Iterator[Finding]:
     apart = slow.took.max(axis=0) - slow.took.mean(axis=0)
     least = NOISE * OVER_NOISE * max(_largest_of(len(slow.lanes)) / _largest_of(4), 1)
     if apart.mean() >= least * slow.mean_seconds and apart.mean() >= LEAST_SHARE_IN_TURNS * run.step_seconds.mean():
+        who = np.flatnonzero(times).tolist()
         title = f"In {name} one rank {{how}} ({_counted(slow, times.tolist())} of {len(run.steps)} steps): {{by}}"
-        yield _finding(run, slow, apart, np.flatnonzero(times).tolist(), times, title, balance)
+        if len(who) == 1:
+            title = f"In {name} {slow.lanes[most].name} {{how}} in all {len(run.steps)} steps: {{by}}"
+        yield _finding(run, slow, apart, who, times, title, balance)
 
 
 class SlowHost(NamedTuple):
@@ -169,7 +172,7 @@ def _finding(
     lane = slow.lanes[culprit]
     late = float(slow.late[culprit].mean() if len(who) == 1 else slow.late[culprit, worst])
     how = "begins late" if late >= (price.mean() if len(who) == 1 else price[worst]) / 2 else "is slow"
-    by = f"it is done {as_text(price.mean())} after the {'others' if 'one rank' not in title else 'mean rank'}"
+    by = f"it is done {as_text(price.mean())} after the {'mean rank' if title.startswith('In ') else 'others'}"
     if slow.waited is not None:
         by = f"the others wait {as_text(price.mean())} for it"
     facts = [f"slowest: {_counted(slow, times.tolist())} of {len(run.steps)} steps"]
