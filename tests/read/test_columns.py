@@ -23,15 +23,18 @@ SHIPPED = sorted((Path(__file__).parents[2] / "examples" / "recordings").glob("*
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"segments are decoded {native.decoder()}")
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(segments())
 def test_whatever_was_written(contents: list[bytes]) -> None:
-    """Spans, samples, arrows, their arguments and what was lost are those of the Python reader."""
+    """Spans, samples, arrows, their arguments and what was lost are those of the Python reader.
+
+    Of ten thousand processes in tests/hostile.
+    """
     with tempfile.TemporaryDirectory() as folder:
         same_columns(process_of_segments(Path(folder) / "run", contents))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(segments().flatmap(damaged))
 def test_damaged_segments(contents: list[bytes]) -> None:
     """So they are of segments that a disk or a stranger has damaged."""
