@@ -51,6 +51,7 @@ lint: $(VENV)/dev.done  ## Check style and types
 .PHONY: test
 test: native lint perfetto verl  ## Install everything and run every test, three files at a time
 	$(BIN)/python -m compileall -q rltrace exporters reference_run tests  # once: with PYTHONDONTWRITEBYTECODE each process would
+	$(BIN)/python tests/rewritten_asserts.py
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 CORE   := $(addprefix tests/,record host hooks read analysis cli contracts frames test_layers.py test_core_alone.py)
