@@ -57,7 +57,12 @@ def _alone(gap: IdleGap) -> float:
 
 
 def gap_seconds(run: Run) -> PerStep:
-    """Return the seconds in each step of all gaps that are longer than a call.
+    """Return the seconds in each step of all gaps that are longer than a call; raises as `gaps_of`."""
+    return run.seconds_in(gaps_of(run))
+
+
+def gaps_of(run: Run) -> Intervals:
+    """Return all gaps of the steady steps that are longer than a call.
 
     Raises:
         UnjudgeableError: it cannot be known when nothing computed.
@@ -74,4 +79,4 @@ def gap_seconds(run: Run) -> PerStep:
     computing = [run.computing[lane] for lane in lanes if lane in run.computing]
     busy: Intervals = union(*phases, *run.driver_phases.values(), *computing, *requests)
     gaps, _ = outside(busy, run.steps)
-    return run.seconds_in(gaps[gaps[:, 1] - gaps[:, 0] >= SHORT_NS])
+    return gaps[gaps[:, 1] - gaps[:, 0] >= SHORT_NS]
