@@ -89,15 +89,20 @@ def _waited_in(run: Run, one: Finding) -> float:
 
 def _waited_beyond(run: Run, one: Finding, is_named: NDArray[np.bool_]) -> float:
     """Return how much longer all lanes together waited in slow steps than in the median step: what they wait in each
-    step makes none of them slow. Where only the time in which nothing computes is longer, waits in it count."""
-    rows = gaps_of(run) if slow_steps.IN_GAPS in one.evidence.figures else run.steps
-    beyond = 0.0
+    step makes none of them slow.
+
+    Where only the time in which nothing computes is longer, waits in it count, of the lane that waits most: all lanes
+    are in the same gap.
+    """
+    is_in_gaps = slow_steps.IN_GAPS in one.evidence.figures
+    rows = gaps_of(run) if is_in_gaps else run.steps
+    beyond = []
     for sampler in _samplers(run):
         for clocks in _clocks(run, sampler).values():
             grown = np.sum([_grown(clock, rows) for clock in clocks], axis=0)
             of_step = np.bincount(run.step_of(rows[:, 0]), grown, len(run.steps))
-            beyond += float(np.maximum(of_step - np.median(of_step), 0)[is_named].sum())
-    return beyond / len(run.steps)
+            beyond.append(float(np.maximum(of_step - np.median(of_step), 0)[is_named].sum()))
+    return (max(beyond, default=0.0) if is_in_gaps else sum(beyond)) / len(run.steps)
 
 
 def _place(run: Run, one: Finding, lane: Lane) -> Intervals:
