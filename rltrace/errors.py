@@ -5,6 +5,8 @@ Raised by the readers and the command line only: nothing here is ever raised int
 
 from __future__ import annotations
 
+from rltrace.extras import how_to_install
+
 
 class RltraceError(Exception):
     """One line that says what is wrong, where, both values and the next step."""
@@ -60,8 +62,7 @@ class MissingExtraError(RltraceError):
     exit_code = 6
 
     def __init__(self, said: str, extra: str, otherwise: str = "") -> None:
-        # From a clone: no index has this distribution.
-        super().__init__(f"{said}: pip install '.[{extra}]' in a clone of rltrace{otherwise}")
+        super().__init__(f"{said}: {how_to_install(extra)}{otherwise}")
 
 
 class OutputError(RltraceError):

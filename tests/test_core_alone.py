@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import urllib.request
@@ -18,8 +19,11 @@ import pytest
 from installed import Environment, make_core
 
 from rltrace.analysis import summarize
+from rltrace.extras import requirements
 from rltrace.read.recording import Recording
 
+THERE = {"psutil>=5.9"}
+"""Of an extra, and needed by the core too."""
 VERL = Path(__file__).parents[1] / "examples" / "recordings" / "verl_8b_4gpu.zip"
 
 PROGRAM = """
@@ -103,11 +107,13 @@ def test_the_timeline_is_served(core: Recorded) -> None:
     ],
 )  # fmt: skip
 def test_an_extra_is_named(core: Recorded, words: tuple[str | Path, ...], package: str, extra: str) -> None:
-    """A command whose packages are missing says in one line which, and which extra has them; nothing is written."""
+    """A command whose packages are missing says in one line which, and how to install them; nothing is written."""
     before = sorted(core.folder.iterdir())
     done = core.call(*words)
     assert (done.returncode, done.stdout) == (6, ""), done.stderr
-    assert len(done.stderr.splitlines()) == 1 and package in done.stderr and f"'.[{extra}]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and package in done.stderr
+    (command,) = re.findall(rf"pip install (.+) \(the extra \[{extra}\]\)", done.stderr)
+    assert set(shlex.split(command)) == {one.what for one in requirements()[extra]} - THERE
     assert sorted(core.folder.iterdir()) == before
 
 

@@ -19,7 +19,7 @@ SOURCES = {
 }
 OURS = frozenset(SOURCES)
 
-WORDS = {"events", "errors", "plugins", "limits", "dependencies"}
+WORDS = {"events", "errors", "plugins", "limits", "dependencies", "extras"}
 """Files of the root that every room may import: the words, errors, the two tables, limits, what is installed."""
 
 MAY_IMPORT = {
@@ -167,7 +167,7 @@ def _allowed(module: str) -> set[str]:
     if room in MAY_IMPORT:
         public = {"rltrace"} if module == "rltrace.run.probe" or room == "rltrace_reference" else set()
         return MAY_IMPORT[room] | {room} | WORDS | public
-    return {"dependencies"} if room in WORDS else set()
+    return {"dependencies", "extras"} if room in WORDS else set()
 
 
 MODULES = [pytest.param(module, path, id=module) for module, path in _modules()]

@@ -2,7 +2,7 @@
 
 In: a command's arguments. Out: what it prints, and its exit code. `tables/` has what rich prints; `as_json.py` and
 `echo.py` are the other ways to the terminal. `runs.py` finds the Recording that a command reads, and `selection.py` has
-the options that choose a part of it. `completion.py` is what a shell completes, `extras.py` what is installed.
+the options that choose a part of it. `completion.py` is what a shell completes.
 
 To add a command, write a file like `ls.py`, and name it in `PURPOSES` below.
 
@@ -25,7 +25,7 @@ from typing import Any
 
 import click
 
-from rltrace.cli import extras
+from rltrace import extras
 from rltrace.cli.check import check
 from rltrace.cli.collect import collect
 from rltrace.cli.diff import diff

@@ -5,7 +5,8 @@ the recorder around these targets, a row for each hook (installed, skipped and w
 memory at every phase boundary.
 
 `installation.py` installs the instrumentations and lets a process join a run. `patching.py` has the only `setattr` on
-foreign code, `arguments.py` finds an argument of a call, and `versions.py` says which releases are too old for a hook.
+foreign code, `wrapping.py` a wrapper for each kind of function, and `hook.py` what a hook counts and how it fails.
+`arguments.py` finds an argument of a call, and `versions.py` says which releases are too old for a hook.
 In a release that is newer than the last one that was read, `binding.py` decides by what is there, from the source that
 `sources.py` reads and from `digests.json`.
 `boundaries.py` tells those who watch memory that a phase begins or ends, and `phase.py` is the phase that a program
@@ -13,5 +14,5 @@ marks itself. `held_span.py`, `request_spans.py`, `serving.py` and `bucket_flow.
 frameworks have; `cost.py` measures what an event costs. `environment.py` and `startup/` reach the processes of a run:
 `startup/` is no package, because Python runs it before anything else can be imported.
 
-To add a kind of wrapper, write it in `patching.py`. Another place of a framework belongs in its file in `instrument/`.
+To add a kind of wrapper, write it in `wrapping.py`. Another place of a framework belongs in its file in `instrument/`.
 """

@@ -81,7 +81,8 @@ def _nothing() -> None:
 
 def hooked(open_span: Event, *, live: bool = True) -> Event:
     """Return a function with a span around it, hooked as a framework's is; the hook is dormant if it is not live."""
-    from rltrace.hooks.patching import Hook, wrap_function
+    from rltrace.hooks.hook import Hook
+    from rltrace.hooks.wrapping import wrap_function
 
     hook = Hook("cost", "cost:nothing")
     hook.bind(live)

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from rltrace import plugins
 from rltrace.hooks.environment import reach_others, with_startup
-from rltrace.hooks.patching import HookRegister, PatchSet
+from rltrace.hooks.hook import HookRegister
+from rltrace.hooks.patching import PatchSet
 from rltrace.host.interruption import own_failure
 from rltrace.record import cluster, disk_budget, lifecycle, spans
 from rltrace.record.announcement import announce, complain

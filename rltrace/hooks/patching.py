@@ -1,10 +1,8 @@
-"""Hooks on foreign code: the only module that replaces attributes of it.
+"""Hooks put in place: the only module that replaces attributes of foreign code.
 
 A `PatchSet` belongs to one instrumentation. Each hook names a target ("module:Class.attr"), waits for the module's
-import, and puts a closure of the same kind in the attribute's place: a coroutine function stays one, a generator
-function stays one. Closures, not wrapt's proxies: a proxy costs 0.4 us a call, and cloudpickle takes a class that
-holds one by value, so that a Ray worker would lose the hook. A hook that fails is counted and reported; what it was
-put around runs on as if it were not there.
+import, and puts a closure of the same kind in the attribute's place. A hook that fails is counted and reported; what it
+was put around runs on as if it were not there.
 """
 
 from __future__ import annotations
@@ -12,543 +10,36 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
-from types import CoroutineType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable, Iterator
+from types import FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
 from rltrace.dependencies import own
-from rltrace.hooks import binding, boundaries
+from rltrace.hooks import binding, boundaries, wrapping
 from rltrace.hooks.binding import UntouchableError
+from rltrace.hooks.hook import After, AwaitedImport, Before, Function, Hook, HookRegister
 from rltrace.hooks.versions import doubt_of_version, unmet_support
-from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record import spans
-from rltrace.record.announcement import complain
 
 if TYPE_CHECKING:
     from wrapt import register_post_import_hook
 else:
     register_post_import_hook = own("wrapt", "register_post_import_hook").register_post_import_hook
 
-TIME_VARIABLE = "RLTRACE_TIME_HOOKS"
-"""Environment variable: 1 has hooks around calls and forwards measure how long they hold their program up.
-
-`rltrace.measure_cost` measures spans in a loop; it sees neither what a hook finds out for their arguments nor what a
-cold cache adds.
-"""
-
-Function = Callable[..., Any]
 Describe = Callable[..., "dict[str, Any] | None"]
 Key = Callable[..., "str | None"]
-Before = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-After = Callable[[Any, Any, "BaseException | None"], None]
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 Reader = tuple[Literal["call", "described", "result", "change", "made"], "Function | None"]
 """A function of ours that is told the arguments of a call, and how: `before`, `args`, `late_args`, `change`, `make`."""
-ChangeArguments = Callable[["Hook", tuple[Any, ...], dict[str, Any]], Call]
-
-
-class HookRow(Protocol):
-    """A hook's counters in `counts.u64`."""
-
-    @property
-    def fired(self) -> Callable[[], object]:
-        """A function to call each time that the hook runs."""
-
-    def spent(self, spent_ns: int, /) -> None:
-        """Add the time that the hook took; only timed hooks call this."""
-
-
-class Nobody:
-    """The counters of a hook that reports to nobody count nothing."""
-
-    def fired(self) -> None:
-        """Do nothing."""
-
-    def spent(self, spent_ns: int, /) -> None:
-        """Do nothing."""
-
-
-NOBODY = Nobody()
-
-
-class HookRegister(Protocol):
-    """Hooks report to a register; the Recorder is one."""
-
-    def hook(
-        self, instrumentation: str, target: str, state: str, reason: str | None = None, emits: tuple[str, ...] = ()
-    ) -> HookRow:
-        """Report a hook's state; a later report of the same hook replaces it."""
-
-
-class Hook:
-    """A hook knows whether it is live, and reports its state.
-
-    A wrapper that Ray sends to another process by value takes its hook along; there it is inert, because that
-    process counts its own hooks.
-    """
-
-    __slots__ = (
-        "_held", "_register", "_wanted", "bound", "emits", "failures", "instrumentation", "live", "row", "state",
-        "target",
-    )  # fmt: skip
-
-    def __init__(
-        self, instrumentation: str, target: str, emits: tuple[str, ...] = (), register: HookRegister | None = None
-    ) -> None:
-        self.instrumentation = instrumentation
-        self.target = target
-        self.emits = emits
-        self.failures = 0
-        self.live = self.bound = self._held = False
-        self.row: HookRow = NOBODY
-        self._wanted = True
-        self._register = register
-        self.report("waiting", f"{target.partition(':')[0]} is not imported")
-
-    def __reduce__(self) -> tuple[type[Hook], tuple[str, str, tuple[str, ...]]]:
-        return Hook, (self.instrumentation, self.target, self.emits)
-
-    def report(self, state: str, reason: str | None = None) -> None:
-        """Set the hook's state, here and in the Recording.
-
-        Args:
-            state: "waiting" for its module, "installed", "skipped", "failed" or "undone".
-            reason: Why it is not installed, or is unverified.
-        """
-        self.state = state
-        if state != "failed":  # one bad call does not silence the hook
-            self.bind(state == "installed")
-        if self._register is not None:
-            self.row = self._register.hook(self.instrumentation, self.target, state, reason, self.emits)
-
-    def bind(self, on: bool) -> None:
-        """Say whether the hook is in place; only then it can be live."""
-        self.bound = on
-        self._decide()
-
-    def want(self, on: bool) -> None:
-        """Let the hook work, or pass its calls through until it is wanted again."""
-        self._wanted = on
-        self._decide()
-
-    def hold(self, on: bool) -> None:
-        """Let the hook pass its calls through while recording is paused, wanted or not."""
-        self._held = on
-        self._decide()
-
-    def _decide(self) -> None:
-        self.live = self.bound and self._wanted and not self._held
-
-    def timed(self, function: Function) -> Function:
-        """Return the function; where hooks are timed, return one that also keeps the time that it takes."""
-        if os.environ.get(TIME_VARIABLE) != "1":
-            return function
-
-        def call(*args: Any) -> Any:
-            start_ns = clock.now_ns()
-            try:
-                return function(*args)
-            finally:
-                self.row.spent(clock.now_ns() - start_ns)
-
-        return call
-
-    def failed(self, error: Exception) -> None:
-        """Count an error of our own; the first one is printed and reported."""
-        self.failures += 1
-        if self.failures > 1:
-            return
-        try:
-            reason = f"{type(error).__name__}: {error}"
-            self.report("failed", reason)
-            complain(f"the hook on {self.target} failed, and the program runs on: {reason}")
-        except own_failure():  # an error that cannot be printed must not reach the program either
-            pass
-
-    def enter(self, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `before`, and return the token for `leave`, or `NOT_ENTERED`."""
-        if not self.live:
-            return NOT_ENTERED
-        newest = spans.newest
-        try:
-            self.row.fired()
-            return before(args, kwargs)
-        except own_failure() as error:
-            self.failed(error)
-            return NOT_ENTERED
-        except BaseException as interruption:
-            spans.end_lost(newest, interruption)
-            raise
-
-    def leave(self, after: After, token: Any, result: Any, error: BaseException | None) -> None:
-        """Run `after` if its `before` was run."""
-        if token is NOT_ENTERED:
-            return
-        try:
-            after(token, result, error)
-        except own_failure() as failure:
-            self.failed(failure)
-        except BaseException as interruption:
-            _end_token(token, interruption)
-            raise
-
-    def leave_by_error(
-        self,
-        after: After,
-        token: Any,
-        error: BaseException,
-        newest: Any = None,
-        *,
-        is_leaving: bool,
-        is_shown: bool = True,
-    ) -> bool:
-        """Do what is left of a call that an error ends: the program's, one of `after`, or one from outside.
-
-        Args:
-            after: Run if it has not begun yet.
-            token: What `before` returned; `ENTERING` if it has not returned.
-            error: What ends the call.
-            newest: `spans.newest` before `before`.
-            is_leaving: Whether `after` has begun.
-            is_shown: Whether the error is one for `after`, and does not only end a generator.
-
-        Returns:
-            Whether the error is ours, so that the call goes on.
-        """
-        if token is ENTERING:
-            spans.end_lost(newest, error)
-        elif not is_leaving:
-            self.leave(after, token, None, error if is_shown else None)
-        elif own_failure():
-            self.failed(error)  # type: ignore[arg-type]
-            return True
-        else:
-            _end_token(token, error)
-        return False
-
-
-class AwaitedImport(Hook):
-    """Something to do once a module is imported. It replaces nothing, and is reported only if it cannot be done."""
-
-    __slots__ = ()
-
-    def report(self, state: str, reason: str | None = None) -> None:
-        """Set the state, and put it into the Recording if it is "skipped" or "failed"."""
-        if state in ("skipped", "failed"):
-            super().report(state, reason)
-        else:
-            self.state = state
-            self.bind(state == "installed")
-
-
-NOT_ENTERED = object()
-"""The token of a call whose `before` was not run, or has failed."""
-ENTERING = object()
-"""The token of a call whose `before` has not returned yet."""
-
-
-def _end_token(token: Any, interruption: BaseException) -> None:
-    """End what an error from outside has kept `after` from ending: what in a token has `end_interrupted`."""
-    for part in token if isinstance(token, tuple) else (token,):
-        if hasattr(part, "end_interrupted"):
-            part.end_interrupted(interruption)
-
-
-# ---- wrappers, one per kind -------------------------------------------------------------------------------------
-#
-# An error from outside may come wherever Python calls something. A `with` is not safe from it: it may come before the
-# first statement of `__exit__`. So everything from `before` to `after` is in one `try`. Its handler knows from `token`
-# and `is_leaving` how far the call has got, and is in a `try` itself.
-
-
-def wrap_function(original: Function, hook: Hook, before: Before, after: After) -> Function:
-    """Put `before` and `after` around a call, and around the coroutine if the call returns one."""
-
-    # Hook.enter and Hook.leave written out: this is the hot one (two calls less, 0.1 us).
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not hook.live:
-            return original(*args, **kwargs)
-        token, is_leaving, newest = ENTERING, False, spans.newest
-        try:
-            try:
-                hook.row.fired()
-                token = before(args, kwargs)
-            except own_failure() as error:
-                token = NOT_ENTERED
-                hook.failed(error)
-            # Outside of the handler above: neither what the program raises nor sys.exc_info may know of our error.
-            result = original(*args, **kwargs)
-            if token is NOT_ENTERED:
-                return result
-            # `@torch.no_grad() async def` is a plain function that returns a coroutine.
-            if type(result) is CoroutineType:
-                return _finish_coroutine(result, hook, after, token)
-            is_leaving = True
-            after(token, result, None)
-            return result
-        except BaseException as error:
-            try:
-                if hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving):
-                    return result
-            except BaseException as interruption:
-                _end_token(token, interruption)
-                raise
-            raise
-
-    return call
-
-
-async def _finish_coroutine(coroutine: Any, hook: Hook, after: After, token: Any) -> Any:
-    """Await the coroutine that a plain function has returned, whose span is open already.
-
-    An error from outside that comes before the first statement, when it is awaited first, leaves that open.
-    """
-    is_leaving = False
-    try:
-        result = await coroutine
-        is_leaving = True
-        after(token, result, None)
-        return result
-    except BaseException as error:
-        try:
-            if hook.leave_by_error(after, token, error, is_leaving=is_leaving):
-                return result
-        except BaseException as interruption:
-            _end_token(token, interruption)
-            raise
-        raise
-
-
-def wrap_coroutine_function(original: Function, hook: Hook, before: Before, after: After) -> Function:
-    """Put `before` and `after` around the awaiting, not around the making of the coroutine."""
-
-    @functools.wraps(original)
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        token, is_leaving, newest = ENTERING, False, spans.newest
-        try:
-            token = hook.enter(before, args, kwargs)
-            result = await original(*args, **kwargs)
-            is_leaving = True
-            hook.leave(after, token, result, None)
-            return result
-        except BaseException as error:
-            try:
-                hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving)
-            except BaseException as interruption:
-                _end_token(token, interruption)
-                raise
-            raise
-
-    return call
-
-
-def wrap_generator_function(original: Function, hook: Hook, before: Before, after: After) -> Function:
-    """Put `before` and `after` around the generator's life, from its first `next` to its end."""
-
-    @functools.wraps(original)
-    def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        token, is_leaving, newest = ENTERING, False, spans.newest
-        try:
-            token = hook.enter(before, args, kwargs)
-            result = yield from original(*args, **kwargs)
-            is_leaving = True
-            hook.leave(after, token, result, None)
-            return result
-        except BaseException as error:
-            is_shown = not isinstance(error, GeneratorExit)
-            try:
-                hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving, is_shown=is_shown)
-            except BaseException as interruption:
-                _end_token(token, interruption)
-                raise
-            raise
-
-    return generate
-
-
-def wrap_each_item(original: Function, hook: Hook, before: Before, after: After) -> Function:
-    """Put `before` and `after` around every `next` of a generator function, whose consumer works in between."""
-
-    @functools.wraps(original)
-    def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        inner = original(*args, **kwargs)
-        resume, value = inner.send, None
-        while True:
-            token, is_leaving, newest = ENTERING, False, spans.newest
-            try:
-                token = hook.enter(before, args, kwargs)
-                try:
-                    item = resume(value)
-                except StopIteration as stop:
-                    is_leaving = True
-                    hook.leave(after, token, None, None)
-                    return stop.value
-                is_leaving = True
-                hook.leave(after, token, item, None)
-            except BaseException as error:
-                try:
-                    hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving)
-                except BaseException as interruption:
-                    _end_token(token, interruption)
-                    raise
-                raise
-            try:
-                resume, value = inner.send, (yield item)
-            except GeneratorExit:
-                inner.close()
-                raise
-            except BaseException as thrown:
-                resume, value = inner.throw, thrown
-
-    return generate
-
-
-def watch_items(items: Iterable[Any], hook: Hook, before: Before, after: After) -> Iterable[Any]:
-    """Put `before` and `after` around every `next` of an iterable that is passed on to somebody."""
-
-    def each() -> Generator[Any, Any, Any]:
-        yield from items
-
-    watched: Iterable[Any] = wrap_each_item(each, hook, before, after)()
-    return watched
-
-
-def wrap_arguments(original: Function, hook: Hook, change: ChangeArguments) -> Function:
-    """Let `change` replace the arguments of a call; where it fails, they are passed on as they came.
-
-    A call that returns a coroutine returns it as it is, so this keeps the kind of any function but a coroutine
-    function, which gets a wrapper of its own kind.
-    """
-
-    def changed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        if not hook.live:
-            return args, kwargs
-        try:
-            hook.row.fired()
-            return change(hook, args, kwargs)
-        except own_failure() as error:
-            hook.failed(error)
-            return args, kwargs
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = changed(args, kwargs)
-        return original(*args, **kwargs)
-
-    @functools.wraps(original)
-    async def call_coroutine(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = changed(args, kwargs)
-        return await original(*args, **kwargs)
-
-    return call_coroutine if inspect.iscoroutinefunction(original) else call
-
-
-def wrap_async_generator_function(original: Function, hook: Hook, before: Before, after: After) -> Function:
-    """Put `before` and `after` around the asynchronous generator's life."""
-
-    @functools.wraps(original)
-    async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        token, is_leaving, newest = ENTERING, False, spans.newest
-        try:
-            token = hook.enter(before, args, kwargs)
-            inner = original(*args, **kwargs)
-            # What `yield from` does, which asynchronous generators lack.
-            step = inner.__anext__()
-            while True:
-                try:
-                    item = await step
-                except StopAsyncIteration:
-                    break
-                try:
-                    sent = yield item
-                except GeneratorExit:
-                    await inner.aclose()
-                    raise
-                except BaseException as thrown:
-                    step = inner.athrow(thrown)
-                else:
-                    step = inner.asend(sent)
-            is_leaving = True
-            hook.leave(after, token, None, None)
-        except BaseException as error:
-            is_shown = not isinstance(error, GeneratorExit)
-            try:
-                hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving, is_shown=is_shown)
-            except BaseException as interruption:
-                _end_token(token, interruption)
-                raise
-            raise
-
-    return generate
-
-
-def wrap_context_manager(original: Function, hook: Hook, before: Before, after: After) -> Function:
-    """Put `before` and `after` around the `with` block of a `@contextmanager` function."""
-    generate = wrap_generator_function(original.__wrapped__, hook, before, after)  # type: ignore[attr-defined]
-    return functools.update_wrapper(contextlib.contextmanager(generate), original)
-
-
-def wrap_async_context_manager(original: Function, hook: Hook, before: Before, after: After) -> Function:
-    """Put `before` and `after` around the `async with` block of an `@asynccontextmanager` function."""
-    generate = wrap_async_generator_function(original.__wrapped__, hook, before, after)  # type: ignore[attr-defined]
-    return functools.update_wrapper(contextlib.asynccontextmanager(generate), original)
-
-
-# The code object that every function made by these decorators shares tells it from other wrapped functions.
-def _nothing() -> None: ...
-
-
-_CONTEXT_MANAGER_CODE = contextlib.contextmanager(_nothing).__code__  # type: ignore[arg-type]
-_ASYNC_CONTEXT_MANAGER_CODE = contextlib.asynccontextmanager(_nothing).__code__  # type: ignore[arg-type]
-
-
-def wrap_same_kind(original: Function, hook: Hook, before: Before, after: After) -> Function:
-    """Choose the wrapper of the kind of `original`.
-
-    Args:
-        original: A function of any kind.
-        hook: Gates and counts the calls.
-        before: Called with the call's (args, kwargs); returns a token.
-        after: Called with the token, the result (None after an error) and the error (None without one).
-    """
-    code = getattr(original, "__code__", None)
-    if code is _CONTEXT_MANAGER_CODE:
-        wrap = wrap_context_manager
-    elif code is _ASYNC_CONTEXT_MANAGER_CODE:
-        wrap = wrap_async_context_manager
-    elif inspect.isasyncgenfunction(original):
-        wrap = wrap_async_generator_function
-    elif inspect.iscoroutinefunction(original):
-        wrap = wrap_coroutine_function
-    elif inspect.isgeneratorfunction(original):
-        wrap = wrap_generator_function
-    else:
-        wrap = wrap_function
-    return wrap(original, hook, before, after)
-
-
-def wrap_borrowed(original: Function, hook: Hook, before: Before, after: After) -> Function:
-    """Choose the wrapper in the same way, and count a reference to it here, once, for good.
-
-    When the interpreter ends, the collector empties what nobody refers to: an extension may call it even then, and a
-    method without a closure survives that, where one of ours is a SIGSEGV.
-    """
-    import ctypes  # not where nobody needs it
-
-    wrapper = wrap_same_kind(original, hook, before, after)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(wrapper))
-    return wrapper
-
-
-# ---- patches ----------------------------------------------------------------------------------------------------
 
 
 class Patch:
-    """One replaced attribute: its owner, what stood there and what stands there now."""
+    """One replaced attribute: its owner, what stood there and what stands there now.
+
+    A function of a module is replaced in the packages above that have imported it by name as well, as
+    `torch.distributed` has `all_reduce`: most callers know only that name of it.
+    """
 
     __slots__ = ("attr", "hook", "inherited", "original", "owner", "replacement")
 
@@ -565,16 +56,31 @@ class Patch:
             setattr(owner, attr, self.replacement)
         except (AttributeError, TypeError) as error:  # a type written in C
             raise UntouchableError(str(error)) from error
+        self._exchange_above(self.original, self.replacement)
 
     def undo(self) -> bool:
         """Put the original back; False if somebody has patched the attribute since, and is left alone."""
         if vars(self.owner).get(self.attr) is not self.replacement:
             return False
+        self._exchange_above(self.replacement, self.original)
         if self.inherited:
             delattr(self.owner, self.attr)
         else:
             setattr(self.owner, self.attr, self.original)
         return True
+
+    def _exchange_above(self, old: Any, new: Any) -> None:
+        for package in _packages_above(self.owner):
+            if vars(package).get(self.attr) is old:
+                vars(package)[self.attr] = new
+
+
+def _packages_above(owner: Any) -> Iterator[ModuleType]:
+    """Yield the imported packages that a module lies in, the innermost first; none of a class."""
+    name = str(owner.__name__) if isinstance(owner, ModuleType) else ""
+    while name := name.rpartition(".")[0]:
+        if isinstance(package := sys.modules.get(name), ModuleType):
+            yield package
 
 
 def _replace(raw: Any, make: Callable[[Function], Function]) -> Any:
@@ -798,7 +304,7 @@ class PatchSet:
         self._note(target, reads, ("call", before))
         if at_boundaries:
             before, after = _at_boundaries(before, after, emits)
-        self._wrap(wrap_borrowed if is_borrowed else wrap_same_kind, target, before, after, emits)
+        self._wrap(wrapping.wrap_borrowed if is_borrowed else wrapping.wrap_same_kind, target, before, after, emits)
 
     def span(
         self,
@@ -826,7 +332,7 @@ class PatchSet:
         """
         self._note(target, reads, ("described", args), ("described", flow_out), ("described", flow_in))
         self._note(target, reads, ("result", late_args))
-        wrap = wrap_each_item if each_item else wrap_same_kind
+        wrap = wrapping.wrap_each_item if each_item else wrapping.wrap_same_kind
         before, after = _at_boundaries(*_span_hooks(name, args, late_args, flow_out, flow_in), (name,))
         self._wrap(wrap, target, before, after, (name,))
 
@@ -843,7 +349,7 @@ class PatchSet:
             reads: As of `around`.
         """
         self._note(target, reads, ("call", before))
-        self._wrap(wrap_each_item, target, before, after, emits)
+        self._wrap(wrapping.wrap_each_item, target, before, after, emits)
 
     def _note(self, target: str, reads: tuple[str, ...], *readers: Reader) -> None:
         """Note what a hook reads."""
@@ -856,7 +362,7 @@ class PatchSet:
         self.wrap(target, lambda original, hook: wrap(original, hook, hook.timed(before), hook.timed(after)), emits)
 
     def arguments(
-        self, target: str, change: ChangeArguments, emits: tuple[str, ...] = (), *, reads: tuple[str, ...] = ()
+        self, target: str, change: wrapping.ChangeArguments, emits: tuple[str, ...] = (), *, reads: tuple[str, ...] = ()
     ) -> None:
         """Let `change(hook, args, kwargs)` replace the arguments of every call of `target`.
 
@@ -864,7 +370,7 @@ class PatchSet:
         `hook.enter` and `hook.leave`, or by `watch_items`. `reads` is as of `around`.
         """
         self._note(target, reads, ("change", change))
-        self.wrap(target, lambda original, hook: wrap_arguments(original, hook, change), emits)
+        self.wrap(target, lambda original, hook: wrapping.wrap_arguments(original, hook, change), emits)
 
     def wrap(
         self,

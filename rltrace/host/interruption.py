@@ -117,9 +117,12 @@ def _code_of(handler: Any) -> CodeType | None:
 
 
 def _is_of_statement(entry: TracebackType) -> bool:
-    """Return whether a `raise` or `assert` raised the error; otherwise a function in C did, or it came from outside."""
+    """Return whether a `raise` or `assert` raised the error; otherwise a function in C did, or it came from outside.
+
+    Python 3.10 raises what another thread set in front of a function's first bytecode, where `tb_lasti` is negative.
+    """
     code = entry.tb_frame.f_code.co_code
-    return entry.tb_lasti < 0 or _is_compiled(code) or code[entry.tb_lasti] == _RAISE
+    return _is_compiled(code) or (entry.tb_lasti >= 0 and code[entry.tb_lasti] == _RAISE)
 
 
 def _is_compiled(code: bytes) -> bool:

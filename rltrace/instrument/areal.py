@@ -21,7 +21,8 @@ from typing import Any
 from rltrace.events import LOG_PROBS, LOSS, STEP
 from rltrace.hooks.arguments import argument, keep_self
 from rltrace.hooks.held_span import HeldSpan
-from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, nothing_after, nothing_before
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.instrument.memory.work import ACTOR, CRITIC, REF, WORK, begin_startup
 from rltrace.instrument.torch.devices import device_of
 from rltrace.instrument.torch.tensor_sizes import announced_sizes, sizes_of, tensor_args

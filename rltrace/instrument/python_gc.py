@@ -21,7 +21,8 @@ from typing import Any
 
 from rltrace.events import COLLECTION
 from rltrace.hooks import boundaries
-from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.hooks.hook import Hook
+from rltrace.hooks.patching import PatchSet
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record import lifecycle, spans

@@ -21,16 +21,9 @@ from typing import Any
 from rltrace.events import RAY_CALL
 from rltrace.hooks.arguments import argument, attributes
 from rltrace.hooks.environment import NEXT_RAY_HOOK_VARIABLE, with_startup
-from rltrace.hooks.patching import (
-    Function,
-    Hook,
-    PatchSet,
-    end_span,
-    nothing_after,
-    wrap_async_generator_function,
-    wrap_function,
-    wrap_generator_function,
-)
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import PatchSet, end_span, nothing_after
+from rltrace.hooks.wrapping import wrap_async_generator_function, wrap_function, wrap_generator_function
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record import cluster, lifecycle, spans

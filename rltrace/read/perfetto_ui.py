@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from rltrace.errors import MissingExtraError, ViewError
+from rltrace.extras import how_to_install
 from rltrace.read.recording import LEADING, Process, in_order
 
 HOST = "127.0.0.1"
@@ -134,9 +135,10 @@ class Refusal(NamedTuple):
 Scrape = Callable[[str], "tuple[str, bytes] | Refusal"]
 """Gives the content type and the text of the metrics for the kinds that a scraper accepts."""
 
-NO_METRICS = Refusal(
-    HTTPStatus.NOT_FOUND, "Metrics need prometheus_client: pip install '.[metrics]' in a clone of rltrace."
-)
+
+def no_metrics(_accept: str) -> Refusal:
+    """Answer a scraper where nothing makes metrics."""
+    return Refusal(HTTPStatus.NOT_FOUND, f"Metrics need prometheus_client: {how_to_install('metrics')}.")
 
 
 class Server(ThreadingHTTPServer):
@@ -155,7 +157,7 @@ class Server(ThreadingHTTPServer):
         self._names = {HOST, "localhost", "[::1]", host}
         if not self.is_local:
             self._names |= {socket.gethostname(), socket.getfqdn()}
-        self.scrape: Scrape = lambda accept: NO_METRICS
+        self.scrape: Scrape = no_metrics
         self.token = token or new_token()
         self._keys = [secrets.token_urlsafe(16)]
         """The key for one use; empty once it was used."""

@@ -11,6 +11,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
+WITHOUT_WORKING_FOLDER = (
+    "import sys; del sys.path[0]; import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+"""What Python 3.10 runs a module by: it puts the working folder first, and has no PYTHONSAFEPATH."""
 
 
 class Sidecar:
@@ -32,7 +36,8 @@ class Sidecar:
         # No module of the user's must stand in for one of Python's, or for one that we need: we have put ours first.
         environment["PYTHONSAFEPATH"] = "1"
         environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
-        command = [sys.executable, "-m", module, *arguments]
+        option = ["-m"] if sys.version_info >= (3, 11) else ["-c", WITHOUT_WORKING_FOLDER]
+        command = [sys.executable, *option, module, *arguments]
         # A session of its own: Ctrl-C in the terminal is for the run. What is closed to us would be one of its files.
         out, errors = (subprocess.DEVNULL if stream is None else None for stream in (sys.stdout, sys.stderr))
         self._process = subprocess.Popen(

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import rltrace
-from rltrace.hooks.patching import Hook
+from rltrace.hooks.hook import Hook
 from rltrace.instrument.torch import fsdp2, modules
 from rltrace.record import spans
 

@@ -95,7 +95,8 @@ ON_A_GPU = """
 import time
 from types import SimpleNamespace
 from rltrace.hooks import patching
-from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.hooks.hook import Hook
+from rltrace.hooks.patching import PatchSet
 from rltrace.instrument.memory import turn_hooks
 from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.turns import Turns

@@ -119,21 +119,26 @@ def _round(block: Block, blocks: int) -> Cost:
 
 
 def measure_ours(folder: Path) -> dict[str, Cost]:
-    typed = rltrace.typed_span("typed", bytes=int, dtype=str)
     costs = {"span, disabled": cost_of(pairs_of(rltrace.span))}
     rltrace.start(folder, max_bytes=16 << 20)
-    costs["span"] = cost_of(pairs_of(rltrace.span))
-    costs["typed span"] = cost_of(positional_pairs_of(typed))
-    costs["counter"] = cost_of(samples_of(rltrace.counter))
-    costs |= asyncio.run(_measure_in_task(typed))
+    costs |= measure_recording()
     rltrace.stop()
     return costs
 
 
-async def _measure_in_task(typed: Callable[..., Any]) -> dict[str, Cost]:
+def measure_recording(rounds: int = ROUNDS) -> dict[str, Cost]:
+    """In a process that records."""
+    typed = rltrace.typed_span("typed", bytes=int, dtype=str)
+
+    async def in_a_task(block: Block) -> Cost:
+        return cost_of(block, rounds)
+
     return {
-        "span in an asyncio task": cost_of(pairs_of(rltrace.span)),
-        "typed span in an asyncio task": cost_of(positional_pairs_of(typed)),
+        "span": cost_of(pairs_of(rltrace.span), rounds),
+        "typed span": cost_of(positional_pairs_of(typed), rounds),
+        "counter": cost_of(samples_of(rltrace.counter), rounds),
+        "span in an asyncio task": asyncio.run(in_a_task(pairs_of(rltrace.span))),
+        "typed span in an asyncio task": asyncio.run(in_a_task(positional_pairs_of(typed))),
     }
 
 
@@ -266,14 +271,12 @@ def _record_function() -> tuple[Block, Callable[[], object]]:
 # ---------------------------------------------------------------- what is promised
 
 
+LIMITS = {"span": 13, "span in an asyncio task": 17, "typed span": 9, "span, disabled": 2.5, "counter": 3}
+"""The most that each may cost, in floors."""
+
+
 def bars_of(ours: dict[str, Cost], peers: dict[str, Cost]) -> list[Bar]:
-    bars = [
-        Bar("span", ours["span"].floors, 13, "x floor"),
-        Bar("span in an asyncio task", ours["span in an asyncio task"].floors, 17, "x floor"),
-        Bar("typed span", ours["typed span"].floors, 9, "x floor"),
-        Bar("span, disabled", ours["span, disabled"].floors, 2.5, "x floor"),
-        Bar("counter", ours["counter"].floors, 3, "x floor"),
-    ]
+    bars = [Bar(what, ours[what].floors, limit, "x floor") for what, limit in LIMITS.items()]
     for name, cost in peers.items():
         if name.startswith("OpenTelemetry"):
             cheaper = cost.floors / ours["span"].floors

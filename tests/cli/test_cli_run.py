@@ -6,6 +6,7 @@ What is found after a run that ended well is in test_laptop_run.py.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -70,9 +71,8 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, "run", str(LAPTOP), "--out", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 6
-    assert done.stderr == (
-        "rltrace: `rltrace run` needs torch, ray, not installed here: pip install '.[run]' in a clone of rltrace\n"
-    )
+    assert done.stderr.startswith("rltrace: `rltrace run` needs torch, ray, not installed here: pip install ")
+    assert "'torch>=" in done.stderr and "'ray>=" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_collect_without_ray(tmp_path: Path) -> None:
@@ -82,11 +82,10 @@ def test_collect_without_ray(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, "collect", str(folder), "--address", "127.0.0.1:9"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 6
-    assert done.stderr == (
-        "rltrace: rltrace reaches other hosts through Ray, which is not installed here: pip install "
-        "'.[run]' in a clone of rltrace, "
-        "or run this where Ray is installed; a run on a single host is complete without it\n"
-    )
+    said, command, otherwise = re.split("(?: \\(the extra \\[run\\]\\)|: (?=pip))", done.stderr)
+    assert said == "rltrace: rltrace reaches other hosts through Ray, which is not installed here"
+    assert command.startswith("pip install ") and "'ray>=" in command
+    assert otherwise == (", or run this where Ray is installed; a run on a single host is complete without it\n")
 
 
 def test_other_system_is_told(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from rltrace.hooks.arguments import argument, with_argument
 from rltrace.hooks.patching import Reader
 from rltrace.hooks.sources import Parameters
+from rltrace.hooks.wrapping import wrap_function
 
 
 class Read(NamedTuple):
@@ -103,12 +104,14 @@ def _described(function: Any, *, skipped: bool) -> Iterator[Read]:
 
 
 def _of_wrappers(make: Any) -> Iterator[Read]:
-    """Of what a function puts in the place of the target: what is in it and wraps the original."""
+    """Of what a function puts in the place of the target: what is in it and wraps the original, or is called before."""
     found = _unbound(make, [])
     if found is None:
         return
     node, environment, _ = found
     for inner in ast.walk(node):
+        if isinstance(inner, ast.Call) and _value(inner.func, environment) is wrap_function:
+            yield from _of_call(_value(_untimed(inner.args[2]), environment), [])
         if not isinstance(inner, ast.FunctionDef) or not inner.decorator_list:
             continue
         for place, one in enumerate(inner.args.args):
@@ -116,6 +119,11 @@ def _of_wrappers(make: Any) -> Iterator[Read]:
                 yield Read(one.arg, place, is_own_name=True)
         if inner.args.vararg is not None and inner.args.kwarg is not None:
             yield from _within(inner, environment, inner.args.vararg.arg, inner.args.kwarg.arg)
+
+
+def _untimed(node: ast.expr) -> ast.expr:
+    """The function in `hook.timed(function)`."""
+    return node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else node
 
 
 def _unbound(function: Any, handed: list[Any]) -> tuple[Any, Environment, list[str]] | None:

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-ENGINES = {"test_gpu_sglang": ("sglang",), "test_gpu_verl": ("vllm", "sglang")}
-"""Of which engines a test file needs one; vLLM where it is not here."""
+ENGINES: dict[str, tuple[str, ...]] = {
+    "test_gpu_sglang": ("sglang",),
+    "test_gpu_verl": ("vllm", "sglang"),
+    "test_gpu_cuda_time": (),
+    "test_gpu_kernels": (),
+    "test_gpu_loops": (),
+}
+"""Of which engines a test file needs one; none if there is none, and vLLM where the file is not here."""
 
 
 def reason_to_skip(path: Path) -> str | None:
@@ -17,7 +23,11 @@ def reason_to_skip(path: Path) -> str | None:
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no GPU"
     engines = ENGINES.get(path.stem, ("vllm",))
-    return None if any(map(importlib.util.find_spec, engines)) else f"{' nor '.join(engines)} is not installed"
+    return (
+        None
+        if not engines or any(map(importlib.util.find_spec, engines))
+        else f"{' nor '.join(engines)} is not installed"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

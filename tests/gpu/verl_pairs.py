@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import rltrace
-from rltrace.hooks.patching import Function, PatchSet
+from rltrace.hooks.hook import Function
+from rltrace.hooks.patching import PatchSet
 from rltrace.record.spans import is_recording
 
 VARIABLE = "VERL_PAIRS"

@@ -15,8 +15,9 @@ from bytecode_tracer import in_a_thread
 
 import rltrace
 from rltrace.events import Span
-from rltrace.hooks import patching
+from rltrace.hooks import patching, wrapping
 from rltrace.hooks.held_span import HeldSpan
+from rltrace.hooks.hook import Hook
 from rltrace.read.recording import Recording
 from rltrace.record import spans
 
@@ -98,15 +99,15 @@ def fails(function: Callable[..., Any]) -> None:
 
 
 KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[Callable[..., Any]], None]]] = {
-    "function": (patching.wrap_same_kind, work, lambda call: call(1)),
-    "function that fails": (patching.wrap_same_kind, fail, fails),
-    "function of a coroutine": (patching.wrap_function, work_later, lambda call: drive(await_it(call))),
-    "coroutine": (patching.wrap_same_kind, work_later, lambda call: drive(await_it(call))),
-    "generator": (patching.wrap_same_kind, items, lambda call: [*call(1)]),
-    "each item": (patching.wrap_each_item, items, lambda call: [*call(1)]),
-    "async generator": (patching.wrap_same_kind, items_later, lambda call: drive(iterate(call))),
-    "context manager": (patching.wrap_same_kind, block, enter),
-    "async context manager": (patching.wrap_same_kind, block_later, lambda call: drive(enter_later(call))),
+    "function": (wrapping.wrap_same_kind, work, lambda call: call(1)),
+    "function that fails": (wrapping.wrap_same_kind, fail, fails),
+    "function of a coroutine": (wrapping.wrap_function, work_later, lambda call: drive(await_it(call))),
+    "coroutine": (wrapping.wrap_same_kind, work_later, lambda call: drive(await_it(call))),
+    "generator": (wrapping.wrap_same_kind, items, lambda call: [*call(1)]),
+    "each item": (wrapping.wrap_each_item, items, lambda call: [*call(1)]),
+    "async generator": (wrapping.wrap_same_kind, items_later, lambda call: drive(iterate(call))),
+    "context manager": (wrapping.wrap_same_kind, block, enter),
+    "async context manager": (wrapping.wrap_same_kind, block_later, lambda call: drive(enter_later(call))),
 }
 
 INTERRUPTIBLE = ("CALL", "PRECALL", "RESUME", "YIELD", "SEND", "JUMP_BACKWARD", "FOR_ITER")
@@ -180,7 +181,7 @@ def interrupt_everywhere(kind: str, interrupter: Any, way: str) -> None:
         raise LateError
 
     for name, (before, after) in HOOKS.items():
-        hook = patching.Hook("ours", f"{kind}:{name}")
+        hook = Hook("ours", f"{kind}:{name}")
         hook.bind(True)
         wrapped = wrap(original, hook, before, after)
         call(wrapped)

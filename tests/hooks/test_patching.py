@@ -13,7 +13,9 @@ import pytest
 from ray import cloudpickle
 
 import rltrace
-from rltrace.hooks.patching import Hook, PatchSet, watch_items, wrap_each_item
+from rltrace.hooks.hook import Hook
+from rltrace.hooks.patching import PatchSet
+from rltrace.hooks.wrapping import watch_items, wrap_each_item
 
 SOURCE = """
 import contextlib
@@ -491,6 +493,27 @@ def test_two_names_undone(module, patches, log):
     assert len(log) == 4
     assert patches.undo() == []
     assert vars(module.Thing)["method"] is original
+
+
+def test_name_of_a_package_above(tmp_path, monkeypatch, patches, log):
+    """A function that packages above its module have imported by name is hooked there too, and put back."""
+    inner = tmp_path / "traced_package" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "functions.py").write_text("def add(a):\n    return a + 1\n")
+    (inner / "__init__.py").write_text("from traced_package.inner.functions import add\n")
+    (inner.parent / "__init__.py").write_text("from traced_package.inner import add\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    package = importlib.import_module("traced_package")
+    original = package.add
+    patches.around(
+        "traced_package.inner.functions:add",
+        lambda args, kwargs: log.append(args),
+        lambda token, result, error: log.append(result),
+    )
+    assert package.add(1) == package.inner.add(1) == package.inner.functions.add(1) == 2
+    assert log == [(1,), 2] * 3
+    assert patches.undo() == []
+    assert package.add is package.inner.add is package.inner.functions.add is original
 
 
 def test_installed_twice(module, patches, log):

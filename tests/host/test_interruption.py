@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import bytecode_tracer
@@ -22,7 +23,8 @@ from bytecode_tracer import in_a_thread
 import rltrace
 from rltrace.events import Counter as Sample
 from rltrace.events import Span
-from rltrace.hooks import patching
+from rltrace.hooks import patching, wrapping
+from rltrace.hooks.hook import Hook
 from rltrace.host import interruption
 from rltrace.host.interruption import is_from_outside, own_failure, suppress_own
 from rltrace.read.recording import Recording
@@ -67,10 +69,10 @@ class Loss:
 
 
 def hooked() -> Callable[[], Any]:
-    hook = patching.Hook("ours", "json:loads")
+    hook = Hook("ours", "json:loads")
     hook.bind(True)
     before, after = patching._span_hooks("hooked", lambda: {"bytes": 1}, lambda _: {"late": Loss()}, None, None)
-    call = patching.wrap_function(lambda: None, hook, before, after)
+    call = wrapping.wrap_function(lambda: None, hook, before, after)
     call.hook = hook  # type: ignore[attr-defined]
     return call
 
@@ -246,6 +248,15 @@ def test_compiled_placeholders_raise() -> None:
     code = ctypes.pythonapi.PyCode_NewEmpty(b"compiled.pyx", b"work", 7)
     assert interruption._is_compiled(code.co_code)
     assert not interruption._is_compiled(span.__code__.co_code)
+
+
+def test_error_before_the_first_bytecode() -> None:
+    """What another thread set is from outside in front of a function's first bytecode too.
+
+    Python 3.10 raises it there; newer ones begin a function with a bytecode of its own.
+    """
+    entry = TracebackType(None, sys._getframe(), -2, 1)
+    assert is_from_outside(LateError().with_traceback(entry))
 
 
 def test_removed_handler_is_known(folder: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from allocator import TEXTS
 from traced_runs import run_traced
 
-from rltrace.hooks.patching import Hook
+from rltrace.hooks.hook import Hook
 from rltrace.instrument.memory import allocation_owners as instrument
 from rltrace.instrument.memory.allocation_owners import Having
 from rltrace.instrument.torch.modules import Forwards

@@ -153,7 +153,9 @@ def test_a_process_that_was_killed_says_so(tmp_path: Path) -> None:
 # ---- a loop that marks nothing ----------------------------------------------------------------------------------
 
 UNMARKED = """
+    import os
     import torch
+    child = os.fork()  # two ranks, of which each has steps of its own
     actor, critic = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
     optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (actor, critic)]
     for number in range(5):
@@ -162,20 +164,23 @@ UNMARKED = """
                 model(torch.ones(3, 8)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
+    if child:
+        os.waitpid(child, 0)
 """
 
 
 def test_inferred_steps_are_chosen_too(tmp_path: Path) -> None:
-    """Of a loop that marks no steps, the step is recorded that the reader infers."""
+    """Of a loop that marks no steps, the step is recorded that the reader infers, in each process."""
     done = run_traced(tmp_path, UNMARKED, RLTRACE_KERNELS="3")
     assert done.returncode == 0, done.err
-    (process,) = done.recording.processes
-    steps = {one.args["step"]: one for one in spans_of(process, STEP)}
-    assert len(steps) == 5 and all(one.is_inferred for one in steps.values())
-    forwards = spans_of(process, "op.aten::linear")
-    assert len(forwards) == len(inside(forwards, steps[3])) == 8
-    assert len(spans_of(process, "op.aten::add_")) >= 4  # the optimizers'
-    assert [one.args["step"] for one in spans_of(process, KERNELS_KEPT)] == [3]
+    assert len(done.recording.processes) == 2
+    for process in done.recording.processes:
+        steps = {one.args["step"]: one for one in spans_of(process, STEP)}
+        assert len(steps) == 5 and all(one.is_inferred for one in steps.values())
+        forwards = spans_of(process, "op.aten::linear")
+        assert len(forwards) == len(inside(forwards, steps[3])) == 8
+        assert len(spans_of(process, "op.aten::add_")) >= 4  # the optimizers'
+        assert [one.args["step"] for one in spans_of(process, KERNELS_KEPT)] == [3]
     assert summarize(done.recording).kernels_missed == []
 
 

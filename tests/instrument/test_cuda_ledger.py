@@ -34,7 +34,8 @@ from rltrace.cli import main
 from rltrace.events import ALLOCATED_PEAK, Counter, Span, Turn
 from rltrace.hooks import boundaries
 from rltrace.hooks.boundaries import Boundary
-from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.hooks.hook import Hook
+from rltrace.hooks.patching import PatchSet
 from rltrace.host.nvml import Gpu, Memory, UnavailableError
 from rltrace.instrument import memory
 from rltrace.instrument.memory import cuda_ledger

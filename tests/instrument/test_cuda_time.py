@@ -23,7 +23,8 @@ from traced_runs import TracedRun, run_traced
 from rltrace.analysis import summarize
 from rltrace.events import Span
 from rltrace.hooks.boundaries import Boundary
-from rltrace.hooks.patching import NOBODY, Nobody, PatchSet
+from rltrace.hooks.hook import NOBODY, Nobody
+from rltrace.hooks.patching import PatchSet
 from rltrace.instrument.torch import cuda_time
 from rltrace.read.recording import Process
 

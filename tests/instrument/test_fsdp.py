@@ -162,7 +162,7 @@ def test_collectives_know_their_bytes(two_ranks, kind):
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("four"), "hsdp", ranks=4, imported="")
+    return train(tmp_path_factory.mktemp("four"), "hsdp", ranks=4)
 
 
 def test_a_mesh_of_two_dimensions_says_its_shape(four_ranks):

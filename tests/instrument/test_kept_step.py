@@ -8,7 +8,7 @@ import pytest
 
 import rltrace
 from rltrace.events import NO_GPU, allocations_of
-from rltrace.hooks.patching import Hook
+from rltrace.hooks.hook import Hook
 from rltrace.instrument.memory import chosen_allocations
 from rltrace.instrument.memory.chosen_allocations import AllocationKeeper
 from rltrace.instrument.torch.kept_step import TRANSITIONS, Event, KeptStep, State

@@ -13,7 +13,8 @@ import rltrace
 from rltrace.analysis.fates import fates
 from rltrace.analysis.summary import summarize
 from rltrace.events import RAY_CALL
-from rltrace.hooks.patching import NOBODY, Hook, PatchSet, nothing_after
+from rltrace.hooks.hook import NOBODY, Hook
+from rltrace.hooks.patching import PatchSet, nothing_after
 from rltrace.instrument.ray import WORTH_NS, forget_inherited, placement_args, task_of, watch_tasks
 from rltrace.read.recording import Recording
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rltrace.hooks.patching import Nobody, PatchSet
+from rltrace.hooks.hook import Nobody
+from rltrace.hooks.patching import PatchSet
 from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace.instrument.sglang.allocations import SaverPools
 from rltrace.instrument.torch_memory_saver import SAVER, TorchMemorySaver

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rltrace.hooks.patching import Hook
+from rltrace.hooks.hook import Hook
 from rltrace.instrument.torch.optim import watch_optimizer_steps
 
 torch = pytest.importorskip("torch")

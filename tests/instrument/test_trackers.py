@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,10 +30,9 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "tracked_steps.py"
 STEPS = (10, 11, 12)
 BLOCK_BYTES = 1 << 15
 
-mlflow = pytest.importorskip("mlflow")
-pytest.importorskip("tensorboard")
-pytest.importorskip("tensorboardX")
-pytest.importorskip("wandb")
+MISSING = [name for name in ("mlflow", "tensorboard", "tensorboardX", "wandb") if find_spec(name) is None]
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
 
 class Told(NamedTuple):
@@ -90,7 +90,9 @@ def scalars_of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def metrics_of_mlflow(folder: Path, run: str) -> dict[str, list[tuple[int, float]]]:
-    client = mlflow.MlflowClient(f"file:{folder}")
+    from mlflow import MlflowClient  # a second, and everybody who collects the tests would wait for it
+
+    client = MlflowClient(f"file:{folder}")
     names = client.get_run(run).data.metrics
     return {name: [(one.step, one.value) for one in client.get_metric_history(run, name)] for name in names}
 
@@ -261,6 +263,53 @@ def test_a_loop_without_marks(tmp_path: Path) -> None:
     told = scalars_of_tensorboard(tmp_path / "events")["rltrace/step_seconds"]
     assert [step for step, _ in told] == [0, 1, 2, 3, 9]
     assert all(seconds >= 0.04 for step, seconds in told if step != 9)
+
+
+GENERATING = """
+import sys, time
+import rltrace
+rltrace.instrument(sys.argv[1])
+import mlflow, torch, wandb
+from rltrace.instrument.torch.loop_boundaries import BOUNDARIES, GENERATION
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+mlflow.set_tracking_uri("file:mlruns")
+run = mlflow.start_run()
+tracked = wandb.init(project="tracked", dir=".", mode="offline", settings=wandb.Settings(x_disable_stats=True))
+writer, beside = (EventFileWriter(name) for name in sys.argv[2:4])
+for step in range(3):
+    BOUNDARIES.begins(GENERATION)  # as the hook on `generate` says it
+    model(torch.ones(1, 2)).sum().backward()
+    time.sleep(0.02)
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 1:
+        beside.close()  # not one that is told of steps
+writer.close()
+mlflow.end_run()
+print("RESULT", run.info.run_id, tracked.settings.sync_file)
+"""
+
+
+def test_the_last_step_of_a_loop_without_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told, once, before the program closes its runs, and where it leaves that to the tracker, here W&B."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    words = [sys.executable, "-c", GENERATING, str(tmp_path / "run"), str(tmp_path / "events"), str(tmp_path / "x")]
+    variables = {"RLTRACE_TRACKERS": "1", "WANDB_SILENT": "true", "RLTRACE_QUIET": "1"}
+    done = subprocess.run(
+        words, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **variables}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "did not take a step" not in done.stderr
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    _, run, file = said.split()
+    told = scalars_of_tensorboard(tmp_path / "events")["rltrace/step_seconds"]
+    assert [step for step, _ in told] == [0, 1, 2] and min(seconds for _, seconds in told) >= 0.02
+    assert [step for step, _ in metrics_of_mlflow(tmp_path / "mlruns", run)["rltrace/step_seconds"]] == [0, 1, 2]
+    assert {row["rltrace/step"] for row in rows_of_wandb(str(tmp_path / file)) if "rltrace/step" in row} >= {2}
+    assert "rltrace/step_seconds" not in scalars_of_tensorboard(tmp_path / "x")
 
 
 def test_findings_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

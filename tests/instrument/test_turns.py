@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rltrace.events import Turn
-from rltrace.hooks.patching import Hook
+from rltrace.hooks.hook import Hook
 from rltrace.instrument.memory import turns as turns_module
 from rltrace.instrument.memory.turns import Turns
 from rltrace.instrument.memory.work import Work

@@ -15,7 +15,8 @@ from traced_runs import TracedRun, run_traced
 import rltrace
 from rltrace.analysis import summarize
 from rltrace.hooks.boundaries import Boundary
-from rltrace.hooks.patching import NOBODY, HookRow, PatchSet
+from rltrace.hooks.hook import NOBODY, HookRow
+from rltrace.hooks.patching import PatchSet
 from rltrace.instrument.memory.cuda_ledger import CudaLedger
 from rltrace.instrument.memory.uncaught_errors import watch_uncaught
 from rltrace.read.recording import Recording

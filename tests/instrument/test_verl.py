@@ -11,7 +11,8 @@ import torch
 
 import rltrace
 from rltrace.hooks import boundaries
-from rltrace.hooks.patching import Hook, PatchSet, end_span
+from rltrace.hooks.hook import Hook
+from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.instrument.verl import dispatch, driver, rollout, weight_sync, worker
 from rltrace.instrument.verl.hook_points import FIRST, HOOK_POINTS, LAST
 from rltrace.record import spans

@@ -68,14 +68,15 @@ ALLOCATOR = """
 PROGRAM = """
     import gc, sys
     from rltrace.instrument.vllm import allocations as vllm_allocations
-    from rltrace.hooks.patching import NOBODY, PatchSet
+    from rltrace.hooks.hook import NOBODY
+    from rltrace.hooks.patching import PatchSet
 
     class Register:
         def hook(self, *args):
             return NOBODY
 
     if sys.argv[1] == "uncounted":
-        hooks = sys.modules["rltrace.hooks.patching"]
+        hooks = sys.modules["rltrace.hooks.wrapping"]
         hooks.wrap_borrowed = hooks.wrap_same_kind
         del hooks  # what the program still names is emptied later than its pools are freed
     if sys.argv[1] != "bare":

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from rltrace.hooks.patching import NOBODY, HookRow, PatchSet
+from rltrace.hooks.hook import NOBODY, HookRow
+from rltrace.hooks.patching import PatchSet
 from rltrace.host import memory
 from rltrace.instrument.memory.pools import Pools
 from rltrace.instrument.vllm import engine

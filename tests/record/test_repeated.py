@@ -14,7 +14,7 @@ from bytecode_tracer import in_a_thread
 
 import rltrace
 from rltrace.events import Span
-from rltrace.hooks.patching import Hook
+from rltrace.hooks.hook import Hook
 from rltrace.read.recording import Recording
 from rltrace.record import repeated, spans
 from rltrace.record.repeated import Said, Stretch

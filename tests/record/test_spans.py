@@ -24,7 +24,8 @@ import pytest
 
 import rltrace
 from rltrace.events import Counter, Span
-from rltrace.hooks import patching
+from rltrace.hooks import wrapping
+from rltrace.hooks.hook import Hook
 from rltrace.host import clock
 from rltrace.read.recording import Process, Recording
 from rltrace.record import cluster, lifecycle, segment, spans
@@ -1092,9 +1093,9 @@ def test_handlers_error_reaches_program(folder: Path, work: str) -> None:
         with rltrace.span("work"):
             pass
 
-    hook = patching.Hook("ours", "json:loads")
+    hook = Hook("ours", "json:loads")
     hook.bind(True)
-    nothing = patching.wrap_function(lambda: None, hook, lambda *_: len(str(hook)), lambda *_: None)
+    nothing = wrapping.wrap_function(lambda: None, hook, lambda *_: len(str(hook)), lambda *_: None)
     once = {"span": span, "counter": lambda: rltrace.counter("work", 1), "hook": nothing}[work]
     before = signal.signal(signal.SIGALRM, ring)
     rltrace.start(folder)

@@ -7,8 +7,9 @@ from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.gaps import longest_gaps
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.idle import IdleGap
-from rltrace.analysis.intervals import Intervals, outside, union
+from rltrace.analysis.intervals import Intervals, cut, outside, union
 from rltrace.analysis.lanes import Lane
+from rltrace.analysis.observations import once
 from rltrace.events import REQUEST
 
 NAME = "between_phases"
@@ -61,6 +62,7 @@ def gap_seconds(run: Run) -> PerStep:
     return run.seconds_in(gaps_of(run))
 
 
+@once
 def gaps_of(run: Run) -> Intervals:
     """Return all gaps of the steady steps that are longer than a call.
 
@@ -76,7 +78,7 @@ def gaps_of(run: Run) -> Intervals:
         process.passed[REQUEST].rows(run.seen.end_ns) for process in run.seen.processes if REQUEST in process.passed
     ]
     phases = [rows for lane in run.phases for rows in run.phases[lane].values()]
-    computing = [run.computing[lane] for lane in lanes if lane in run.computing]
-    busy: Intervals = union(*phases, *run.driver_phases.values(), *computing, *requests)
-    gaps, _ = outside(busy, run.steps)
+    gaps, _ = outside(union(*phases, *run.driver_phases.values(), *requests), run.steps)
+    computing = [cut(run.computing[lane], gaps)[0] for lane in lanes if lane in run.computing]
+    gaps, _ = outside(union(*computing), gaps)
     return gaps[gaps[:, 1] - gaps[:, 0] >= SHORT_NS]

@@ -272,14 +272,40 @@ def _apart(took: NDArray[np.float64]) -> float:
     return float((took.max(axis=0) - took.mean(axis=0)).mean())
 
 
+class _Ends(NamedTuple):
+    """When the phases of one rank ended, in order."""
+
+    names: list[str]
+    ends_ns: NDArray[np.int64]
+    phase: NDArray[np.intp]
+    """Which of the names ended; -1 for the beginning of time, which comes before all."""
+
+    def without(self, name: str) -> NDArray[np.int64]:
+        """Return when all others ended."""
+        others: NDArray[np.int64] = self.ends_ns[self.phase != self.names.index(name)]
+        return others
+
+
+@once
+def _ends(run: Run) -> dict[Lane, _Ends]:
+    """Return when the phases of each rank ended."""
+    return {lane: _ends_of(run.phases[lane]) for lane in run.ranks}
+
+
+def _ends_of(phases: Mapping[str, Intervals]) -> _Ends:
+    ends_ns = np.concatenate([np.zeros(1, np.int64), *(rows[:, 1] for rows in phases.values())])
+    phase = np.repeat(np.arange(-1, len(phases)), [1, *map(len, phases.values())])
+    in_order = np.argsort(ends_ns, kind="stable")
+    return _Ends([*phases], ends_ns[in_order], phase[in_order])
+
+
 class _Spans:
     """A phase of one rank in each step."""
 
     def __init__(self, run: Run, lane: Lane, name: str) -> None:
         rows = run.phases[lane][name]
-        self.seconds = run.seconds_in(rows)
-        others = [of for other, of in run.phases[lane].items() if other != name]
-        ends_ns = np.sort(np.concatenate([np.zeros(1, np.int64), *(of[:, 1] for of in others)]))
+        self.seconds = run.phase_seconds(name)[lane]
+        ends_ns = _ends(run)[lane].without(name)
         pieces, step, _ = cut(rows, run.steps)
         begins_ns = run.steps[:, 1].copy()
         np.minimum.at(begins_ns, step, pieces[:, 0])

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rltrace.hooks.arguments import argument, attributes
-from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.hooks.hook import Hook
+from rltrace.hooks.patching import PatchSet
 from rltrace.host import memory
 from rltrace.host.interruption import own_failure
 from rltrace.host.nvml import DRIVER

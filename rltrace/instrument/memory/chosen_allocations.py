@@ -13,7 +13,8 @@ import os
 from collections.abc import Callable
 
 from rltrace.events import ALLOCATIONS_KEPT, NO_GPU, allocations_of
-from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.hooks.hook import Hook
+from rltrace.hooks.patching import PatchSet
 from rltrace.host.gpu_use import has_used_gpu
 from rltrace.instrument.torch import step_follower
 from rltrace.record import allocation_steps, lifecycle

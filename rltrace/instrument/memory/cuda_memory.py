@@ -14,7 +14,9 @@ from typing import Any
 
 from rltrace.hooks import boundaries
 from rltrace.hooks.arguments import argument
-from rltrace.hooks.patching import Function, Hook, PatchSet, wrap_function
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import PatchSet
+from rltrace.hooks.wrapping import wrap_function
 from rltrace.host.nvml import DRIVER
 from rltrace.instrument.memory.cards import open_device, open_engines_card
 from rltrace.instrument.memory.cuda_ledger import NCCL, CudaLedger

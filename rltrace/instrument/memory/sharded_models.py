@@ -15,7 +15,9 @@ from typing import Any
 
 from rltrace.events import HOST_BYTES, PINNED_BYTES, REWARD_MODELS
 from rltrace.hooks.arguments import keep_self
-from rltrace.hooks.patching import After, Function, Hook, PatchSet, wrap_function
+from rltrace.hooks.hook import After, Function, Hook
+from rltrace.hooks.patching import PatchSet
+from rltrace.hooks.wrapping import wrap_function
 from rltrace.host import memory
 from rltrace.instrument.memory.work import ACTOR, REF, REWARD, WORK, Work, trained_subject
 from rltrace.instrument.torch.fsdp1 import WRAPPER

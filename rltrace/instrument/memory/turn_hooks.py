@@ -13,7 +13,9 @@ from typing import Any
 from rltrace.events import Turn
 from rltrace.hooks import boundaries
 from rltrace.hooks.arguments import keep_self
-from rltrace.hooks.patching import Function, Hook, PatchSet, nothing_after, nothing_before, wrap_function
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import PatchSet, nothing_after, nothing_before
+from rltrace.hooks.wrapping import wrap_function
 from rltrace.host import memory
 from rltrace.host.clock import now_ns
 from rltrace.host.interruption import own_failure

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rltrace.hooks.patching import After, Before, Hook, PatchSet, wrap_function
+from rltrace.hooks.hook import After, Before, Hook
+from rltrace.hooks.patching import PatchSet
+from rltrace.hooks.wrapping import wrap_function
 from rltrace.host import memory
 
 Tell = Callable[[BaseException], None]

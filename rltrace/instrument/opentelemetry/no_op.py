@@ -15,7 +15,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rltrace.hooks.patching import Function, Hook, PatchSet
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import PatchSet
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.opentelemetry import said
 from rltrace.instrument.opentelemetry.times import Begun

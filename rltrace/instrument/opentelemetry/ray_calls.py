@@ -19,7 +19,9 @@ from typing import Any
 
 from rltrace.hooks.arguments import Arguments, argument, with_argument
 from rltrace.hooks.environment import TRACE_CONTEXT_VARIABLE
-from rltrace.hooks.patching import Function, Hook, PatchSet, wrap_function
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import PatchSet
+from rltrace.hooks.wrapping import wrap_function
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.opentelemetry import context
 

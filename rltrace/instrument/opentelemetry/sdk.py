@@ -15,7 +15,9 @@ from typing import Any
 from weakref import WeakSet
 
 from rltrace.hooks.arguments import keep_self
-from rltrace.hooks.patching import Function, Hook, nothing_before, wrap_function
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import nothing_before
+from rltrace.hooks.wrapping import wrap_function
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.opentelemetry import arrows, said
 from rltrace.instrument.opentelemetry.times import Begun, monotonic_ns

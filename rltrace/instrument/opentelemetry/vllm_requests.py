@@ -13,14 +13,9 @@ import functools
 from typing import Any
 
 from rltrace.hooks.arguments import attributes
-from rltrace.hooks.patching import (
-    Function,
-    Hook,
-    PatchSet,
-    nothing_after,
-    nothing_before,
-    wrap_async_generator_function,
-)
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import PatchSet, nothing_after, nothing_before
+from rltrace.hooks.wrapping import wrap_async_generator_function
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.opentelemetry import context
 

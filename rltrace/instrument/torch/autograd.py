@@ -13,7 +13,8 @@ from typing import Any
 
 from rltrace.events import BACKWARD
 from rltrace.hooks.arguments import attributes
-from rltrace.hooks.patching import After, Before, Function, Hook, PatchSet, end_span
+from rltrace.hooks.hook import After, Before, Function, Hook
+from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.instrument.torch.dynamo import outside_graphs, skip_frames
 from rltrace.record import spans
 

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.events import KERNELS_KEPT, NO_GPU, NO_TORCH, kernels_of
-from rltrace.hooks.patching import Hook, PatchSet, nothing_after
+from rltrace.hooks.hook import Hook
+from rltrace.hooks.patching import PatchSet, nothing_after
 from rltrace.host.gpu_use import has_used_gpu
 from rltrace.instrument.torch import step_follower
 from rltrace.record import allocation_steps, lifecycle, spans

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any
 
-from rltrace.hooks.patching import Function
+from rltrace.hooks.hook import Function
 
 
 def outside_graphs(hook: Function) -> Function:

@@ -11,7 +11,8 @@ import weakref
 from typing import Any
 
 from rltrace.hooks.arguments import argument, attributes, keep
-from rltrace.hooks.patching import Function, Hook, PatchSet, nothing_before
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import PatchSet, nothing_before
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.modules import ForwardSpans, without_wrappers
 from rltrace.instrument.torch.tensor_sizes import tensor_args

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rltrace.hooks.arguments import argument, attributes, keep_self
-from rltrace.hooks.patching import Function, Hook, PatchSet, wrap_function
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import PatchSet
+from rltrace.hooks.wrapping import wrap_function
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.modules import Forwards, ForwardSpans, OpenForward, without_wrappers
 from rltrace.instrument.torch.tensor_sizes import tensor_args
@@ -49,7 +51,7 @@ class Fsdp2:
         patches.around(f"{group}:foreach_all_gather", gathers.begin, gathers.end, ("fsdp.all_gather",), reads=GATHERED)
         inputs = f"{PACKAGE}._fsdp_collectives:_get_param_all_gather_inputs"
         patches.span(inputs, "offload.h2d", offloaded_args, reads=OFFLOADED)
-        patches.wrap(f"{group}:foreach_reduce", watch_reductions, ("fsdp.reduce_scatter",), reads=GATHERED[:1])
+        patches.wrap(f"{group}:foreach_reduce", Reductions().watch, ("fsdp.reduce_scatter",), reads=GATHERED[:1])
         patches.wrap(f"{STATE}.init", span_forwards, ("fsdp.forward",), reads=(*attributes(STATE, "_modules"), *NAMED))
         backwards = BackwardSpans()
         told = (*attributes(STATE, "_training_state"), *NAMED)
@@ -148,33 +150,34 @@ def offloaded_args(fsdp_params: list[Any]) -> dict[str, Any] | None:
     return {"what": "shards", "bytes": sum(param._sharded_param_data.nbytes for param in offloaded)}
 
 
-def watch_reductions(original: Function, hook: Hook) -> Function:
-    """Wrap `foreach_reduce`. Parameters whose gradients nothing moves, at one rank, are known from their first on."""
-    alone: dict[int, weakref.ref[Any]] = {}
+class Reductions:
+    """Reduce-scatters. Parameters whose gradients nothing moves, at one rank, are known from their first on."""
 
-    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        opened = begin_reduce(args, kwargs)
-        fsdp_params = argument("fsdp_params", 0, args, kwargs)
+    def __init__(self) -> None:
+        self._alone: dict[int, weakref.ref[Any]] = {}
+        """The first parameter of a group, by its id."""
+
+    def watch(self, original: Function, hook: Hook) -> Function:
+        """Wrap `foreach_reduce`."""
+        alone, watched = self._alone, wrap_function(original, hook, hook.timed(self.begin), hook.timed(end_reduce))
+
+        @functools.wraps(original)
+        def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
+            try:
+                known = alone[id(args[0][0])]() is args[0][0]
+            except own_failure():
+                known = False
+            return (original if known else watched)(*args, **kwargs)
+
+        return foreach_reduce
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Open the span of a reduce-scatter; none at one rank."""
+        opened = open_reduce(*args, **kwargs)
         if opened is None and LAUNCHED.replicas is None:
-            alone[id(fsdp_params[0])] = weakref.ref(fsdp_params[0])
+            first = argument("fsdp_params", 0, args, kwargs)[0]
+            self._alone[id(first)] = weakref.ref(first)
         return opened
-
-    watched = wrap_function(original, hook, hook.timed(begin), hook.timed(end_reduce))
-
-    @functools.wraps(original)
-    def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
-        try:
-            known = alone[id(args[0][0])]() is args[0][0]
-        except own_failure():
-            known = False
-        return (original if known else watched)(*args, **kwargs)
-
-    return foreach_reduce
-
-
-def begin_reduce(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Open the span of a reduce-scatter; none at one rank."""
-    return open_reduce(*args, **kwargs)
 
 
 def open_reduce(

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Callable
 from typing import Protocol
 
-from rltrace.hooks.patching import Hook
+from rltrace.hooks.hook import Hook
 from rltrace.record import lifecycle, spans
 
 PAUSED = "recording was paused when it ended"

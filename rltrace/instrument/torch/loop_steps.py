@@ -30,6 +30,11 @@ class LoopSteps:
         self._counts: dict[object, int] = {}
         """How often each optimizer has stepped."""
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the step that runs would be one if nothing came any more: generated and learned from."""
+        return self._number is not None and bool(self._begun) and self._has_learned
+
     def reaches(self, boundary: Boundary) -> int | None:
         """Return the step that runs once a boundary is reached; None outside of any."""
         if boundaries.are_told():

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from rltrace.events import FORWARD, LOAD_WEIGHTS
 from rltrace.hooks.boundaries import WATCHERS
-from rltrace.hooks.patching import ENTERING, NOT_ENTERED, Function, Hook, PatchSet, end_span
+from rltrace.hooks.hook import ENTERING, NOT_ENTERED, Function, Hook
+from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.autograd import TASK, is_in_backward
 from rltrace.instrument.torch.between import BETWEEN

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from rltrace.hooks.patching import Function, Hook
+from rltrace.hooks.hook import Function, Hook
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.dynamo import outside_graphs
 from rltrace.record import repeated, spans

@@ -9,7 +9,8 @@ from typing import Any
 
 from rltrace.events import OPTIMIZER_STEP
 from rltrace.hooks.arguments import attributes
-from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.hooks.hook import Hook
+from rltrace.hooks.patching import PatchSet
 from rltrace.instrument.torch.between import BETWEEN
 from rltrace.instrument.torch.loop_boundaries import BOUNDARIES
 from rltrace.instrument.torch.models import Learned

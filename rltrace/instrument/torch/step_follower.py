@@ -16,7 +16,7 @@ from typing import Any
 
 from rltrace.events import OPTIMIZER_STEP, STEP
 from rltrace.hooks import boundaries
-from rltrace.hooks.patching import Hook
+from rltrace.hooks.hook import Hook
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.kept_step import Event, Keeper, KeptStep
 from rltrace.instrument.torch.loop_steps import LoopSteps, optimizer_of

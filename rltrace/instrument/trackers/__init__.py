@@ -14,19 +14,26 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rltrace.events import OPTIMIZER_STEP, STEP
 from rltrace.hooks import boundaries
 from rltrace.hooks.boundaries import Boundary
-from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.hooks.hook import Hook
+from rltrace.hooks.patching import PatchSet
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.loop_steps import LoopSteps, optimizer_of
 from rltrace.instrument.trackers.handing import HANDING, Step
-from rltrace.instrument.trackers.open_runs import EVENT_FILES, find_runs, forget_file
-from rltrace.instrument.trackers.totals import Totals
+from rltrace.instrument.trackers.open_runs import (
+    EVENT_FILES,
+    OpenRun,
+    active_run_of_mlflow,
+    find_runs,
+    forget_file,
+)
+from rltrace.instrument.trackers.totals import OfStep, Totals
 from rltrace.record import lifecycle, spans
 from rltrace.record.allocation_steps import step_number
 from rltrace.record.trackers import are_wanted
@@ -42,6 +49,7 @@ class Trackers:
         """Watch steps, phases and samples; nothing is watched unless trackers are wanted."""
         if are_wanted(os.environ):
             patches.use("rltrace.record.spans:watch_spans", follow)
+            patches.around("mlflow.tracking.fluent:end_run", active_run_closes, nothing)
 
 
 class Tensorboard:
@@ -98,13 +106,19 @@ def file_opened(writer: Any, result: Any, error: BaseException | None) -> None:
 
 def file_closes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write what is queued for an event file, before the program closes it."""
-    HANDING.settle()
+    HANDING.closes(args[0])
     forget_file(args[0])
 
 
 def run_closes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Tell a run what is queued, before the program ends it."""
-    HANDING.settle()
+    HANDING.closes(args[0])
+
+
+def active_run_closes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell MLflow's active run likewise."""
+    if (run := active_run_of_mlflow()) is not None:
+        HANDING.closes(run.tracked)
 
 
 def nothing(token: Any, result: Any, error: BaseException | None) -> None:
@@ -122,9 +136,11 @@ def follow(hook: Hook) -> Callable[[], None]:
         boundaries.watch(follower.boundary),
         lifecycle.when_stopped(HANDING.finish),
     )
+    HANDING.last = follower.last_step
     os.register_at_fork(after_in_child=follower.forget)
 
     def undo() -> None:
+        HANDING.last = None
         for take_back in undos:
             take_back()
 
@@ -141,6 +157,8 @@ class Follower:
         self._loop = LoopSteps()
         self._inferred: tuple[int, int] | None = None
         """The step that goes on if nobody marks any, and when it began."""
+        self._learned_ns = 0
+        """When an optimizer has last stepped in it."""
 
     def step_begins(self, args: dict[str, Any]) -> tuple[int | None, int] | None:
         """Return the number of a step that begins, and when it did. Never raises."""
@@ -160,12 +178,26 @@ class Follower:
                 return
             number, start_ns = begun
             if number is not None and (runs := find_runs()):
-                self._hook.row.fired()
-                recorder = spans.current()
-                recording = None if recorder is None else recorder.recording
-                HANDING.put(Step(runs, number, self.totals.end(clock.now_ns() - start_ns), recording))
+                HANDING.put(self._step(runs, number, self.totals.end(clock.now_ns() - start_ns)))
         except own_failure() as error:
             self._hook.failed(error)
+
+    def _step(self, runs: Sequence[OpenRun], number: int, totals: OfStep) -> Step:
+        self._hook.row.fired()
+        recorder = spans.current()
+        return Step(runs, number, totals, None if recorder is None else recorder.recording)
+
+    def last_step(self, tracked: Any) -> Step | None:
+        """Return the step that goes on in a loop that marks none, if no other needs to follow: it has learned.
+
+        Args:
+            tracked: What is closed, so that its run is told; None if all are that are open.
+        """
+        if self._inferred is None or self._steps or not self._loop.is_complete or not self._hook.live:
+            return None
+        number, start_ns = self._inferred
+        runs = [run for run in find_runs() if tracked is None or run.tracked == tracked]
+        return self._step(runs, number, self.totals.so_far(self._learned_ns - start_ns)) if runs else None
 
     def boundary(self, boundary: Boundary) -> None:
         """Begin the next step of a loop that marks none, if this is where it begins. Never raises."""
@@ -179,6 +211,7 @@ class Follower:
         """End a step that nobody marks, if this was the last of its optimizers. Never raises."""
         try:
             if not self._steps:
+                self._learned_ns = clock.now_ns()
                 self._infer(self._loop.stepped(number))
         except own_failure() as error:
             self._hook.failed(error)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.trackers.open_runs import OpenRun
@@ -42,6 +42,8 @@ class Handing:
         self._haste = threading.Event()
         """Set while somebody waits for what is queued."""
         self._others: Others | None = None
+        self.last: Callable[[Any], Step | None] | None = None
+        """Returns the step that goes on, if nothing more has to come of it; `Follower.last_step` is documented."""
 
     def put(self, step: Step) -> None:
         """Queue a step; drop it if too many wait. The first one starts the thread."""
@@ -50,12 +52,30 @@ class Handing:
         else:
             complain_once("a tracker does not keep up with the steps, so that some of them are not in it")
         if self._thread is None:
-            atexit.register(self.finish)  # before what the tracker itself registered when its run was opened
+            atexit.register(self.close)  # before what the tracker itself registered when its run was opened
             self._thread = threading.Thread(target=self._tell, name="rltrace trackers", daemon=True)
             self._thread.start()
 
+    def closes(self, tracked: Any) -> None:
+        """Tell a run that is about to be closed the step that goes on, and what is queued."""
+        self._put_last(tracked)
+        self.settle()
+
+    def close(self) -> None:
+        """Tell the runs that are open at the end of the process likewise. Never raises."""
+        try:
+            self._put_last(None)
+            self.last = None  # they close themselves next
+        except own_failure():
+            pass
+        self.finish()
+
+    def _put_last(self, tracked: Any) -> None:
+        if self.last is not None and (step := self.last(tracked)) is not None:
+            self.put(step)
+
     def settle(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Wait until what is queued is told, but not long: a run is about to be closed."""
+        """Wait until what is queued is told, but not long."""
         if self._thread is not None and threading.current_thread() is not self._thread:
             told = threading.Event()
             self._haste.set()

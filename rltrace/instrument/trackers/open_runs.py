@@ -22,6 +22,8 @@ class OpenRun(Protocol):
 
     name: str
     """Of the tracker."""
+    tracked: Any
+    """What the program closes when the run is over: a run of W&B, the id of one of MLflow, the writer of a file."""
 
     def log(self, number: int, scalars: Mapping[str, float]) -> None:
         """Take the scalars of a step."""
@@ -33,15 +35,15 @@ class WandbRun:
     name = "W&B"
 
     def __init__(self, run: Any) -> None:
-        self._run = run
+        self.tracked = run
 
     def log(self, number: int, scalars: Mapping[str, float]) -> None:
         """Add the scalars to the row that the program will log next, on an axis of their own."""
-        if self._run not in _WITH_AXIS:
-            _WITH_AXIS.add(self._run)
-            self._run.define_metric(STEP_NUMBER, hidden=True)
-            self._run.define_metric(f"{PREFIX}*", step_metric=STEP_NUMBER, step_sync=False)
-        self._run.log({STEP_NUMBER: number, **scalars}, commit=False)
+        if self.tracked not in _WITH_AXIS:
+            _WITH_AXIS.add(self.tracked)
+            self.tracked.define_metric(STEP_NUMBER, hidden=True)
+            self.tracked.define_metric(f"{PREFIX}*", step_metric=STEP_NUMBER, step_sync=False)
+        self.tracked.log({STEP_NUMBER: number, **scalars}, commit=False)
 
 
 _WITH_AXIS: WeakSet[Any] = WeakSet()
@@ -55,13 +57,13 @@ class MlflowRun:
 
     def __init__(self, mlflow: Any, run_id: str) -> None:
         self._mlflow = mlflow
-        self._run_id = run_id
+        self.tracked = run_id
 
     def log(self, number: int, scalars: Mapping[str, float]) -> None:
         """Log the scalars at the step's number."""
         client, now_ms = self._mlflow.MlflowClient(), int(time.time() * 1000)
         metric = self._mlflow.entities.Metric
-        client.log_batch(self._run_id, [metric(name, value, now_ms, number) for name, value in scalars.items()])
+        client.log_batch(self.tracked, [metric(name, value, now_ms, number) for name, value in scalars.items()])
 
 
 class EventFile:
@@ -75,7 +77,7 @@ class EventFile:
 
     def __init__(self, writer: Any, name: str, protos: str) -> None:
         self.name = name
-        self._writer = writer
+        self.tracked = writer
         self._protos = protos
 
     def log(self, number: int, scalars: Mapping[str, float]) -> None:
@@ -84,9 +86,9 @@ class EventFile:
         values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         event = event_pb2.Event(wall_time=time.time(), step=number, summary=summary_pb2.Summary(value=values))
         try:
-            self._writer.add_event(event)
+            self.tracked.add_event(event)
         except Exception:
-            forget_file(self._writer)
+            forget_file(self.tracked)
             raise
 
 
@@ -104,7 +106,8 @@ def _of_wandb() -> OpenRun | None:
     return None if run is None else WandbRun(run)
 
 
-def _of_mlflow() -> OpenRun | None:
+def active_run_of_mlflow() -> MlflowRun | None:
+    """Return the run that is active in MLflow."""
     mlflow = sys.modules.get("mlflow")
     active = getattr(mlflow, "active_run", None)
     run = None if active is None else active()
@@ -122,7 +125,7 @@ def _of_event_files(name: str, protos: str) -> OpenRun | None:
 
 FINDERS: tuple[Callable[[], OpenRun | None], ...] = (
     _of_wandb,
-    _of_mlflow,
+    active_run_of_mlflow,
     partial(_of_event_files, "TensorBoard", "tensorboard.compat.proto"),
     partial(_of_event_files, "tensorboardX", "tensorboardX.proto"),
 )

@@ -51,6 +51,10 @@ class Totals:
             self._held_bytes[owner] = value
             self._peak_bytes[owner] = max(self._peak_bytes.get(owner, 0.0), value)
 
+    def so_far(self, step_ns: int) -> OfStep:
+        """Return what was done in the step until now."""
+        return OfStep(step_ns, {**self._phase_ns}, {**self._peak_bytes})
+
     def end(self, step_ns: int) -> OfStep:
         """Return what was done in the step, which nobody changes from here on."""
         ended = OfStep(step_ns, self._phase_ns, self._peak_bytes)

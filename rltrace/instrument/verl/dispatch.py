@@ -10,7 +10,8 @@ import functools
 from typing import Any
 
 from rltrace.hooks.held_span import HeldSpan
-from rltrace.hooks.patching import Function, Hook, PatchSet
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import PatchSet
 
 
 def watch_calls(patches: PatchSet, target: str) -> None:

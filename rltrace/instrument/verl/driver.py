@@ -11,7 +11,9 @@ from types import FrameType
 from typing import Any
 
 from rltrace.events import STEP
-from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, nothing_after, wrap_coroutine_function
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import PatchSet, end_span, nothing_after
+from rltrace.hooks.wrapping import wrap_coroutine_function
 from rltrace.record import lifecycle, spans
 
 

@@ -13,7 +13,9 @@ from rltrace.events import wake_up_of
 from rltrace.hooks.arguments import argument, attributes, keep_self, with_argument
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.held_span import HeldSpan
-from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, watch_items, wrap_function
+from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.patching import PatchSet, end_span
+from rltrace.hooks.wrapping import watch_items, wrap_function
 from rltrace.instrument.torch.tensor_sizes import sizes_of, tensor_args
 from rltrace.record import spans
 

@@ -25,11 +25,11 @@ def break_spans(**callables):
 
 def break_wrappers(**callables):
     """Whatever is wrapped gets these in place of its `before` and `after`."""
-    for name in [name for name in vars(patching) if name.startswith("wrap_") and name != "wrap_same_kind"]:
-        setattr(patching, name, with_broken(getattr(patching, name), callables))
+    for name in [name for name in vars(wrapping) if name.startswith("wrap_") and name != "wrap_same_kind"]:
+        setattr(wrapping, name, with_broken(getattr(wrapping, name), callables))
     for name, at in (("enter", "before"), ("leave", "after")):  # hooks that are no wrappers
         if at in callables:
-            setattr(patching.Hook, name, with_broken_call(getattr(patching.Hook, name)))
+            setattr(hook.Hook, name, with_broken_call(getattr(hook.Hook, name)))
 
 
 def with_broken(wrap, callables):
@@ -46,17 +46,17 @@ def with_broken_call(method):
 
 def break_in_turn():
     """Some hooks fail before the call that they are around, the others after it."""
-    for name in [name for name in vars(patching) if name.startswith("wrap_") and name != "wrap_same_kind"]:
-        wrap = getattr(patching, name)
+    for name in [name for name in vars(wrapping) if name.startswith("wrap_") and name != "wrap_same_kind"]:
+        wrap = getattr(wrapping, name)
         both = [with_broken(wrap, {at: broken}) for at in ("before", "after")]
-        setattr(patching, name, lambda original, hook, *rest, both=both: both[turn_of(hook)](original, hook, *rest))
+        setattr(wrapping, name, lambda original, hook, *rest, both=both: both[turn_of(hook)](original, hook, *rest))
     for turn, name in enumerate(("enter", "leave")):
-        method = getattr(patching.Hook, name)
+        method = getattr(hook.Hook, name)
         both = [method, with_broken_call(method)]
         setattr(
-            patching.Hook,
+            hook.Hook,
             name,
-            lambda hook, *rest, both=both, turn=turn: both[turn_of(hook) == turn](hook, *rest),
+            lambda self, *rest, both=both, turn=turn: both[turn_of(self) == turn](self, *rest),
         )
 
 
@@ -117,14 +117,14 @@ def break_counting():
 
 def break_report():
     """What is reported of a hook cannot be written, once it waits for its module."""
-    report = patching.Hook.report
+    report = hook.Hook.report
 
     def broken_report(self, state, reason=None):
         report(self, state, reason)
         if state != "waiting":
             broken()
 
-    patching.Hook.report = broken_report
+    hook.Hook.report = broken_report
 
 
 if PLACE:
@@ -132,7 +132,7 @@ if PLACE:
     waiting = [finder for finder in sys.meta_path if type(finder).__name__ == "FirstImport"]
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in waiting]
     from rltrace import plugins
-    from rltrace.hooks import binding, patching
+    from rltrace.hooks import binding, hook, patching, wrapping
     from rltrace.record import lifecycle, spans, writer
 
     {
