@@ -51,7 +51,21 @@ lint: $(VENV)/dev.done  ## Check style and types
 .PHONY: test
 test: native lint perfetto verl  ## Install everything and run every test, three files at a time
 	$(BIN)/python -m compileall -q rltrace exporters reference_run tests  # once: with PYTHONDONTWRITEBYTECODE each process would
+	$(BIN)/python tests/rewritten_asserts.py
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+CORE   := $(addprefix tests/,record host hooks read analysis cli contracts frames test_layers.py test_core_alone.py)
+PYTHONS ?= python3.10 python3.12 python3.13
+
+.PHONY: test-core
+test-core: $(VENV)/dev.done native  ## Run the tests of recording, reading and the command line alone
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(CORE)
+
+.PHONY: test-pythons
+test-pythons:  ## Run these in an environment of each other Python: PYTHONS='python3.10 python3.12 python3.13'
+	failed=; for python in $(PYTHONS); do \
+		$(MAKE) test-core PYTHON=$$python VENV=.frameworks/$$(basename $$python) || failed="$$failed $$python"; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 .PHONY: test-hostile
 test-hostile: $(VENV)/dev.done  ## Run the tests that take long: damaged Recordings by the thousand, a run until it has learned
@@ -81,6 +95,10 @@ docs: $(VENV)/dev.done  ## Build the documentation in site/, and check its links
 	$(BIN)/python docs/sql_tables.py
 	$(BIN)/python docs/support.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.PHONY: pictures
+pictures: $(VENV)/dev.done  ## Take the documentation's pictures of shipped Recordings anew; needs a Chromium
+	$(BIN)/python docs/pictures.py
 
 .PHONY: bench
 bench: $(VENV)/dev.done native  ## Measure what recording, exporting and reading cost, beside the peers

@@ -84,6 +84,7 @@ FINDINGS = {
     "requests_outside": "rltrace.analysis.findings.requests_outside:judge",
     "slow_tools": "rltrace.analysis.findings.slow_tools:judge",
     "driver_phases": "rltrace.analysis.findings.driver_phases:judge",
+    "unlabelled_work": "rltrace.analysis.findings.unlabelled_work:judge",
     "between_phases": "rltrace.analysis.findings.between_phases:judge",
     "slow_steps": "rltrace.analysis.findings.slow_steps:judge",
     "checkpoints_and_validation": "rltrace.analysis.findings.occasional:judge",

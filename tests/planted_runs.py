@@ -66,6 +66,8 @@ class PlantedRun:
         """By how much a rank begins a phase late."""
         self.gap: dict[str, float] = {}
         """By how much longer the driver takes before a phase."""
+        self.gap_in: dict[tuple[str, int], float] = {}
+        """The same in one step."""
         self.first = 0.0
         """By how much longer the first step's update is."""
         self.work = [1.0] * ranks
@@ -125,7 +127,7 @@ class PlantedRun:
         for phase, seconds in SECONDS.items():
             if phase == "weight_sync" and step % self.sync_every:
                 continue
-            now += CALL_SECONDS + self.gap.get(phase, 0.0)
+            now += CALL_SECONDS + self.gap.get(phase, 0.0) + self.gap_in.get((phase, step), 0.0)
             if phase == "reward":
                 length = seconds + self.longer.get((phase, -1), lambda _: 0.0)(step)
                 self._driver.append(span(phase, now, now + length))

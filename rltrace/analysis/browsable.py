@@ -17,7 +17,7 @@ from rltrace.analysis.gpu_work import GATHERS_AND_SCATTERS
 from rltrace.analysis.lanes import lanes
 from rltrace.analysis.step_times import StepTime, step_times
 from rltrace.events import DEVICE_TIME, PHASES
-from rltrace.read import columns
+from rltrace.read import columns, cores
 from rltrace.read.columns import OPEN, Columns
 from rltrace.read.recording import Process, Recording
 from rltrace.read.selection import Selection, numbers, written
@@ -104,10 +104,11 @@ def _steps(steps: list[StepTime]) -> list[int]:
 def _ranks_apart(by_rank: dict[int, list[Process]]) -> list[int]:
     """Return the ranks that stand out in how long a phase, or their collectives, took, the furthest first."""
     seconds: dict[str, dict[int, float]] = defaultdict(dict)
-    for rank, processes in by_rank.items():
-        for process in processes:
-            for name, length in columns.fold(process, _Lengths, _Lengths.add).seconds().items():
-                seconds[name][rank] = seconds[name].get(rank, 0.0) + length
+    of_ranks = [(rank, process) for rank, processes in by_rank.items() for process in processes]
+    read = cores.each(lambda one: columns.fold(one[1], _Lengths, _Lengths.add).seconds(), of_ranks)
+    for (rank, _), lengths in zip(of_ranks, read, strict=True):
+        for name, length in lengths.items():
+            seconds[name][rank] = seconds[name].get(rank, 0.0) + length
     whole = max((max(lengths.values()) for lengths in seconds.values()), default=0.0)
     found = [one for name, lengths in seconds.items() for one in apart_in(name, lengths, LEAST_SHARE * whole)]
     return [*dict.fromkeys(one.number for one in sorted(found, key=lambda one: -abs(one.deviations)))]

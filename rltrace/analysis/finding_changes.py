@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator
 
 import msgspec
@@ -40,15 +39,16 @@ class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
 def finding_changes(a: Why, b: Why, phases: tuple[Collection[str], Collection[str]] = ((), ())) -> list[FindingChange]:
     """Compare the findings of two runs; what is alike is left out, and what one run could not judge too.
 
-    A finding about phases that the other run does not have is gone with them, or came with them.
+    Only like is compared with like: where a finding of B is about other phases or owners than that of A, or in another
+    unit, that of A is gone and that of B is new. A finding about phases that the other run does not have is gone with
+    them, or came with them.
 
     Args:
         a: What bounds the steps of the run to compare with.
         b: What bounds those of the other run.
         phases: Names of the phases of each; of a run without any, nothing is known.
     """
-    several = _several(a) | _several(b)
-    before, after = _by_place(a, several), _by_place(b, several)
+    before, after = _by_place(a), _by_place(b)
     unknown_a, unknown_b = ({one.id for one in found.unjudged} for found in (a, b))
     changes: list[FindingChange] = []
     for place in dict.fromkeys((*after, *before)):
@@ -67,20 +67,14 @@ def _is_foreign(one: Finding | None, phases: Collection[str]) -> bool:
     return bool(about and phases) and about.isdisjoint(phases)
 
 
-Place = tuple[str, tuple[str, ...]]
+Place = tuple[str, str, tuple[str, ...]]
 
 
-def _several(found: Why) -> set[str]:
-    """Return the ids of which a run has several findings."""
-    many = Counter(one.id for one in found.findings)
-    return {name for name, times in many.items() if times > 1}
-
-
-def _by_place(found: Why, several: set[str]) -> dict[Place, Finding]:
-    """Return findings by what tells them apart: their id; where a run has several of one, their phases too."""
+def _by_place(found: Why) -> dict[Place, Finding]:
+    """Return findings by what tells them apart: their id, in what they are priced, and what the price is of."""
     by_place: dict[Place, Finding] = {}
     for one in found.findings:  # the one that costs most comes first
-        by_place.setdefault((one.id, tuple(one.evidence.phases) if one.id in several else ()), one)
+        by_place.setdefault((one.id, _unit(one), tuple(one.about)), one)
     return by_place
 
 

@@ -29,8 +29,12 @@ MOST_HOSTS = 3
 APART = 5.0
 """How many standard deviations a rank or step is from the median to stand out, the deviation estimated by the median
 one: of 10,000 that differ by chance, none is."""
-LEAST_SHARE = 0.002
-"""The share of a step, or of a device's bytes, by which it must be apart as well."""
+LEAST_SHARE = 0.01
+"""The share of a step, or of a device's bytes, by which a rank must be apart as well: where a summary begins to tell a
+price (`NOTABLE_SHARE` of findings). Of ranks that are all but equal, the least difference is many deviations."""
+LEAST_SHARE_OF_STEPS = 0.1
+"""The share of the median step by which a step must be apart as well: equal steps differ by 5 to 10 % on hosts that
+others use too (docs/measurements/index.md)."""
 MEDIAN_TO_DEVIATION = 1.4826
 """The standard deviation by the median one, for normal values."""
 FIRST_STEPS, LAST_STEPS = 3, 10
@@ -77,7 +81,7 @@ def steps_apart(summary: Summary) -> list[Apart]:
         if step.steady:
             lengths[step.step] = max(step.seconds, lengths.get(step.step, 0.0))
     whole = float(np.median([*lengths.values()])) if lengths else 0.0
-    return sorted(apart_in(STEP_LENGTH, lengths, LEAST_SHARE * whole), key=lambda one: -abs(one.deviations))
+    return sorted(apart_in(STEP_LENGTH, lengths, LEAST_SHARE_OF_STEPS * whole), key=lambda one: -abs(one.deviations))
 
 
 def _by_rank(summary: Summary, step_seconds: float) -> Iterator[tuple[str, Mapping[int, float], float]]:
@@ -141,7 +145,7 @@ def kept(summary: Summary, selection: Selection = ALL, most_ranks: int = MOST_RA
 
 
 def _ranks(summary: Summary, ranks: Sequence[int], most: int) -> list[int]:
-    """Return the ranks that somebody has to look at: of trouble, apart from the others, the fullest, the first."""
+    """Return the ranks that somebody has to look at: of trouble, those that stand out, the fullest, the first."""
     in_trouble = [process.rank for process in summary.processes if process.state == "died"]
     in_trouble += [leak.rank for leak in summary.leaks]
     in_trouble += [sleep.rank for sleep in summary.sleeps if sleep.verdict != "ok"]
@@ -152,7 +156,7 @@ def _ranks(summary: Summary, ranks: Sequence[int], most: int) -> list[int]:
 
 
 def _steps(summary: Summary, steps: Sequence[int]) -> list[int]:
-    """Return the first steps, the last, those that were aborted, and those that are apart from the others."""
+    """Return the first steps, the last, those that were aborted, and those that stand out."""
     aborted = [step.step for step in summary.steps if step.error is not None]
     apart = [one.number for one in steps_apart(summary)]
     named = [*steps[:FIRST_STEPS], *steps[-LAST_STEPS:], *aborted, *apart]

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, holding, union
+from rltrace.analysis.intervals import EMPTY, Intervals, cut, holding, total_ns, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import DeviceSpans, Observations
 from rltrace.analysis.phases import in_order, lane_phases
@@ -108,7 +108,7 @@ def _of_lane(
     inside = _Phases([rows for _, rows in of_phases])
     kinds = {**kept, COLLECTIVES: together} if together else kept
     columns = {name: _Columns(name, spans, until_ns) for name, spans in kinds.items()}
-    compute = _maybe_computing(columns), _surely_computing(columns)
+    compute = _maybe_computing(columns), _surely_computing(columns)  # each disjoint and in order
     for name in sorted(columns, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
         beside = compute if name in (*GATHERS_AND_SCATTERS, COLLECTIVES) else (EMPTY, EMPTY)
         in_phases = zip((phase for phase, _ in of_phases), inside.cut(columns[name].rows), strict=True)
@@ -131,8 +131,9 @@ def _work(
     steps: int,
 ) -> GpuWork:
     """Of these pieces and the rows that begin with one; `compute` is when the GPU may have computed, and surely did."""
-    seconds, size_bytes = covered_ns(pieces) / 1e9, int(columns.bytes[begun].sum())
-    least, most = (_uncovered_ns(pieces, by) / 1e9 / steps if len(by) else None for by in compute)
+    covered = union(pieces)
+    seconds, size_bytes = total_ns(covered) / 1e9, int(columns.bytes[begun].sum())
+    least, most = (_uncovered_ns(covered, by) / 1e9 / steps if len(by) else None for by in compute)
     return GpuWork(
         lane=lane.name,
         rank=lane.rank,
@@ -172,10 +173,13 @@ class _Phases:
         pieces, window, row = cut(rows, self._together if self._are_apart else EMPTY)
         phase = self._of_phase[window].astype(np.uint16)
         by_phase = np.argsort(phase, kind="stable")
-        ends = np.searchsorted(phase[by_phase], np.arange(len(self._windows) + 1, dtype=np.uint16))
+        ends = np.searchsorted(phase[by_phase], np.arange(len(self._windows) + 1, dtype=np.uint16)).tolist()
         for number, inside in enumerate(self._windows):
             if self._are_apart:
                 own = by_phase[ends[number] : ends[number + 1]]
+                if not len(own):  # as in most phases, which have no work of this kind
+                    yield EMPTY, own
+                    continue
                 found, of_row = pieces[own], row[own]
             else:
                 found, _, of_row = cut(rows, inside)
@@ -254,4 +258,5 @@ def _outermost(rows: Intervals) -> NDArray[np.bool_]:
 
 
 def _uncovered_ns(rows: Intervals, by: Intervals) -> int:
-    return covered_ns(rows, by) - covered_ns(by)
+    """Return how much of some intervals lies outside of others; both are disjoint and in order."""
+    return total_ns(rows) - total_ns(cut(rows, by)[0])

@@ -10,6 +10,7 @@ moment; `unstamped.py` does so for Recordings that were made before samples were
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +103,35 @@ def counter_ledger(processes: list[Seen]) -> Ledger:
     return Ledger(owners, times_ns, size_bytes)
 
 
+class MostHeld(NamedTuple):
+    """The most that an owner held at once."""
+
+    at_ns: int
+    bytes: int
+
+
+def most_held(processes: list[Seen]) -> dict[str, MostHeld]:
+    """Return the most that each owner held by the counters, at the first moment when it did."""
+    series: dict[str, list[Samples]] = {}
+    for process in processes:
+        for owner, samples in process.owners.items():
+            series.setdefault(owner, []).append(_until_the_end(samples, process))
+    firsts = [samples.times_ns[0] for of_owner in series.values() for samples in of_owner if samples.times_ns]
+    return {owner: _most_held(series[owner], min(firsts)) for owner in sorted(series, key=OWNERS.index)}
+
+
+def _most_held(series: list[Samples], first_ns: int) -> MostHeld:
+    """Return the most of one owner; before it said anything it held nothing."""
+    times_ns = np.concatenate([np.array([first_ns]), *(np.array(one.times_ns, np.int64) for one in series)])
+    if len(series) > 1:
+        times_ns.sort()
+    size_bytes = np.zeros(len(times_ns))
+    for samples in series:
+        size_bytes += values_at(samples, times_ns)
+    most = int(np.argmax(size_bytes))
+    return MostHeld(int(times_ns[most]), int(size_bytes[most]))
+
+
 def _until_the_end(samples: Samples, process: Seen) -> Samples:
     """Remove the bytes of a process when it ends."""
     if process.process.is_alive:
@@ -173,17 +203,16 @@ def ledger_of_looks(processes: list[Seen]) -> Ledger | None:
     if not readings:
         return None
     pids = {str(seen.process.pid) for seen in processes if seen.owners}
+    readings.sort(key=lambda reading: reading.end_ns)
     of_all = [reading.rows_of_all(pids) for reading in readings]
     named = sorted({owner for process in processes for owner in process.owners}.union(*of_all), key=OWNERS.index)
-    readings.sort(key=lambda reading: reading.end_ns)
     known = {str(seen.process.pid): _Process(seen, named) for seen in processes if seen.owners}
     samples = {pid: process.looks for pid, process in known.items()}
     is_stamped = all(map(are_stamped, samples.values()))
     pairs = [(reading.look, reading.writer) for reading in readings]
     rule = SameMoment(samples, pairs) if is_stamped else Unstamped(samples, [look for look, _ in pairs])
-    moments = [_moment(reading, known, named, rule) for reading in readings]
+    rows, apart_ns = _moments(readings, of_all, known, named, rule)
     totals = np.array([sum(reading.totals.values()) for reading in readings], np.float64)
-    rows = np.array([row for row, _ in moments])
     counted = [index for index, owner in enumerate(named) if owner != FREE]
     unaccounted = totals - rows[:, counted].sum(axis=1)
     ledger = Ledger(
@@ -191,7 +220,7 @@ def ledger_of_looks(processes: list[Seen]) -> Ledger | None:
         np.array([reading.end_ns for reading in readings], np.int64),
         np.column_stack([rows, unaccounted]),
     )
-    ledger.apart_ns = np.array([apart_ns for _, apart_ns in moments])
+    ledger.apart_ns = apart_ns
     ledger.cost_ns = np.array([reading.end_ns - reading.look.start_ns for reading in readings], np.float64)
     ledger.held_bytes = [reading.held_bytes for reading in readings]
     ledger.is_consistent = ledger.apart_ns <= CONSISTENT_NS
@@ -201,29 +230,45 @@ def ledger_of_looks(processes: list[Seen]) -> Ledger | None:
     return ledger
 
 
-def _moment(
-    reading: _Reading, known: dict[str, _Process], owners: list[str], rule: SameMoment | Unstamped
-) -> tuple[NDArray[np.float64], float]:
-    """Return the rows of all processes of a look's device, and how far apart their samples are.
+def _moments(
+    readings: list[_Reading],
+    of_all: list[dict[str, float]],
+    known: dict[str, _Process],
+    owners: list[str],
+    rule: SameMoment | Unstamped,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the rows of all processes of each look's device, and how far apart their samples are.
 
     Args:
-        reading: With totals.
+        readings: Looks with totals, in order.
+        of_all: The rows that the totals of each tell of themselves.
         known: The processes, by pid.
         owners: The owners of the rows.
-        rule: Says which samples belong to the look.
+        rule: Says which samples belong to a look.
     """
-    rows = np.zeros(len(owners))
-    for owner, size_bytes in reading.rows_of_all(known.keys()).items():
-        rows[owners.index(owner)] += size_bytes
-    there = reading.processes(known)
-    taken = rule.taken(reading.look, reading.writer, [pid for pid in there if pid in known])
-    for pid, held_bytes in there.items():
-        index = taken.samples.get(pid)
-        if index is not None:
-            rows += known[pid].rows[index]
-        elif reading.is_of_gpu:
-            if pid in known and pid in reading.held_bytes:  # what one holds that is not traced has no owner
-                rows[owners.index(CONTEXT)] += held_bytes
-        else:
-            rows[owners.index(INTERPRETER)] += held_bytes
-    return rows, taken.apart_ns
+    place_of = {owner: place for place, owner in enumerate(owners)}
+    apart_ns = np.empty(len(readings))
+    cells: list[tuple[int, int, float]] = []
+    samples: dict[str, list[tuple[int, int]]] = {pid: [] for pid in known}
+    for moment, (reading, of_totals) in enumerate(zip(readings, of_all, strict=True)):
+        cells += [(moment, place_of[owner], size_bytes) for owner, size_bytes in of_totals.items()]
+        there = reading.processes(known)
+        taken = rule.taken(reading.look, reading.writer, [pid for pid in there if pid in known])
+        apart_ns[moment] = taken.apart_ns
+        for pid, held_bytes in there.items():
+            index = taken.samples.get(pid)
+            if index is not None:
+                samples[pid].append((moment, index))
+            elif reading.is_of_gpu:
+                if pid in known and pid in reading.held_bytes:  # what one holds that is not traced has no owner
+                    cells.append((moment, place_of[CONTEXT], held_bytes))
+            else:
+                cells.append((moment, place_of[INTERPRETER], held_bytes))
+    rows = np.zeros((len(readings), len(owners)))
+    for moment, place, size_bytes in cells:
+        rows[moment, place] += size_bytes
+    for pid, pairs in samples.items():
+        if pairs:
+            moments, indices = np.array(pairs).T
+            rows[moments] += known[pid].rows[indices]
+    return rows, apart_ns

@@ -23,8 +23,8 @@ from rltrace.analysis.ledger import (
     FREE,
     UNACCOUNTED,
     Ledger,
-    counter_ledger,
     ledgers,
+    most_held,
 )
 from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED
 from rltrace.analysis.observations import Observations, Seen
@@ -247,6 +247,7 @@ class _Device:
         # Plain numbers: a moment at a time is asked for.
         self.times_ns: list[int] = ledger.times_ns.tolist()
         self.used_bytes: list[int] = self.used.astype(np.int64).tolist()
+        self.owned_bytes: list[list[int]] = ledger.bytes.astype(np.int64).tolist()
 
     def figures(self) -> DeviceMemory:
         """Return all its figures."""
@@ -284,7 +285,7 @@ class _Device:
             phase=phase or self.phase_at(at_ns),
             at_seconds=(at_ns - self.seen.start_ns) / 1e9,
             used_bytes=self.used_bytes[index],
-            bytes=self.ledger.at(index),
+            bytes=dict(zip(self.ledger.owners, self.owned_bytes[index], strict=True)),
             apart_seconds=apart_seconds,
             is_consistent=is_consistent,
         )
@@ -379,7 +380,7 @@ class _Device:
                     phase=name or self.phase_at(self.times_ns[index]),
                     at_seconds=(self.times_ns[index] - self.seen.start_ns) / 1e9,
                     used_bytes=self.used_bytes[index],
-                    bytes=self.ledger.at(index),
+                    bytes=dict(zip(self.ledger.owners, self.owned_bytes[index], strict=True)),
                     apart_seconds=apart_seconds,
                     is_consistent=is_consistent,
                     side=side,
@@ -421,14 +422,10 @@ class _Device:
 
     def owner_peaks(self) -> dict[str, OwnerPeak]:
         """Return each owner's peak, over all its samples."""
-        ledger = counter_ledger([process for process in self.processes if process.owners])
-        peaks = {}
-        for owner in ledger.owners:
-            index = int(np.argmax(ledger.row(owner)))
-            at_ns = int(ledger.times_ns[index])
-            size_bytes = int(ledger.row(owner)[index])
-            peaks[owner] = OwnerPeak(size_bytes, (at_ns - self.seen.start_ns) / 1e9, self.phase_at(at_ns))
-        return peaks
+        return {
+            owner: OwnerPeak(most.bytes, (most.at_ns - self.seen.start_ns) / 1e9, self.phase_at(most.at_ns))
+            for owner, most in most_held(self.processes).items()
+        }
 
     def residual(self, boundaries: list[Boundary]) -> Residual:
         """Return the bytes without an owner at the phase boundaries that are consistent."""

@@ -777,12 +777,12 @@ def _moved(moved_bytes: NDArray[np.int64], ranks: NDArray[np.int64]) -> NDArray[
 def _is_served(rows: Columns, chosen: Rows) -> NDArray[np.bool_]:
     """Return which of some spans are of calls by which a server is asked for tokens."""
     methods = rows.arguments["method"][chosen]
-    served = [
-        method
-        for method in np.unique(methods).tolist()
-        if method != NO_TEXT and rows.texts[method].rpartition(".")[2] == SERVED
-    ]
-    return np.isin(methods, served)
+    is_there = np.zeros(len(rows.texts) + 1, np.bool_)
+    is_there[methods] = True  # the last one is that of no text
+    is_served = np.zeros(len(is_there), np.bool_)
+    for method in np.flatnonzero(is_there[:-1]).tolist():
+        is_served[method] = rows.texts[method].rpartition(".")[2] == SERVED
+    return is_served[methods]
 
 
 def _see_passed(seen: Seen, chosen: Rows, rows: Columns, times: _Times) -> None:
@@ -815,8 +815,9 @@ def _see_passed(seen: Seen, chosen: Rows, rows: Columns, times: _Times) -> None:
 
 def _lanes(seen: Seen, chosen: Rows, rows: Columns) -> list[int]:
     """Return the thread and task of some rows, as one number each."""
-    lanes = zip(rows.thread[chosen].tolist(), rows.task[chosen].tolist(), strict=True)
-    return [number(seen.process.key, thread, task) for thread, task in lanes]
+    lanes = [*zip(rows.thread[chosen].tolist(), rows.task[chosen].tolist(), strict=True)]
+    number_of = {lane: number(seen.process.key, *lane) for lane in {*lanes}}
+    return [number_of[lane] for lane in lanes]
 
 
 def _hashes(rows: Columns, key: str, chosen: Rows) -> NDArray[np.int64]:

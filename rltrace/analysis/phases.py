@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.computing import computing
-from rltrace.analysis.intervals import EMPTY, Intervals, added_up, covered_ns, cut, union
+from rltrace.analysis.intervals import EMPTY, Intervals, added_up, covered_ns, cut, outside, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.lifetimes import Presence, presence
 from rltrace.analysis.observations import Observations, once
@@ -116,18 +116,21 @@ def partitions(
     """Divide a rank's windows.
 
     Args:
-        phases: The rank's phases by name.
+        phases: The rank's phases by name, each disjoint and in order.
         driver: When the driver was in a phase of its own.
         windows: Shape (W, 2), disjoint and in order.
-        computing: When the rank computed, in a phase or not.
+        computing: When the rank computed, in a phase or not; disjoint and in order.
         starting: When it had not begun.
     """
     of_phases = {name: _covered(rows, windows) for name, rows in phases.items()}
     busy_ns, _ = _covered(union(*phases.values()), windows)
-    known_ns, _ = _covered(union(driver, *phases.values()), windows)
-    told_ns, _ = _covered(union(driver, computing, *phases.values()), windows)
-    begun_ns, _ = _covered(union(driver, computing, starting, *phases.values()), windows)
-    length_ns = windows[:, 1] - windows[:, 0]
+    known = union(driver, *phases.values())
+    known_ns, _ = _covered(known, windows)
+    gaps, window = outside(known, windows)
+    unlabelled_ns = _added_up(computing, gaps, window, len(windows))
+    gaps, gap = outside(union(cut(computing, gaps)[0]), gaps)
+    starting_ns = _added_up(union(starting), gaps, window[gap], len(windows))
+    idle_ns = windows[:, 1] - windows[:, 0] - known_ns - unlabelled_ns - starting_ns
     found = []
     for place in range(len(windows)):
         phases_ns = {name: int(ns[place]) for name, (ns, is_there) in of_phases.items() if is_there[place]}
@@ -136,19 +139,25 @@ def partitions(
                 phases_ns=phases_ns,
                 overlap_ns=sum(phases_ns.values()) - int(busy_ns[place]),
                 wait_driver_ns=int(known_ns[place] - busy_ns[place]),
-                unlabelled_ns=int(told_ns[place] - known_ns[place]),
-                starting_ns=int(begun_ns[place] - told_ns[place]),
-                idle_ns=int(length_ns[place] - begun_ns[place]),
+                unlabelled_ns=int(unlabelled_ns[place]),
+                starting_ns=int(starting_ns[place]),
+                idle_ns=int(idle_ns[place]),
             )
         )
     return found
 
 
 def _covered(rows: Intervals, windows: Intervals) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return how much of each window the rows cover, and whether any lies in it."""
-    pieces, window, _ = cut(union(rows), windows)
+    """Return how much of each window disjoint rows cover, and whether any lies in it."""
+    pieces, window, _ = cut(rows, windows)
     lengths_ns = added_up(pieces[:, 1] - pieces[:, 0], window, len(windows))
     return lengths_ns, np.bincount(window, minlength=len(windows)) > 0
+
+
+def _added_up(rows: Intervals, gaps: Intervals, window: NDArray[np.intp], many: int) -> NDArray[np.int64]:
+    """Return how much of some gaps disjoint rows cover, by the window that each gap is in."""
+    pieces, gap, _ = cut(rows, gaps)
+    return added_up(pieces[:, 1] - pieces[:, 0], window[gap], many)
 
 
 def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import msgspec
 
-from rltrace.analysis.intervals import Intervals, covered_ns, cut, total_ns, union
+from rltrace.analysis.intervals import Intervals, cut, total_ns, union
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.observations import Intervalled, Observations, Seen, has_own_figures
 from rltrace.analysis.steps import StepWindows
@@ -115,5 +115,5 @@ def _share(members: list[tuple[Lane, Intervals]], windows: StepWindows) -> float
         own = windows.of(lane)
         counted = own.windows[own.steady] if own.spans else own.windows
         if whole_ns := total_ns(counted):
-            shares.append(covered_ns(cut(union(*rows), counted)[0]) / whole_ns)
+            shares.append(total_ns(cut(union(*rows), counted)[0]) / whole_ns)
     return fmean(shares) if shares else None

@@ -16,4 +16,6 @@ def without_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            gc.freeze()
+            gc.unfreeze()  # what was made is old now: the next collection does not begin with all of it
             gc.enable()

@@ -573,7 +573,7 @@ class Encoded:
         for row, name in zip(rows.tolist(), raw["name"][rows].tolist(), strict=True):
             begun, late = self._written(row)
             checks = gate.arguments_of(texts.all[name])
-            unfit = gate.leave_out_unfit(begun, checks) + gate.leave_out_unfit(late, checks) if checks else 0
+            unfit = sum(gate.leave_out_unfit(args, checks) for args in (begun, late) if args) if checks else 0
             self.source.process.unfit += unfit
             args = self.decoded[row] = begun | late
             if unfit or is_odd[row]:
@@ -615,28 +615,25 @@ def _time_line(alignment: Alignment | None) -> _TimeLine:
     """Return what maps times to another clock, each as `Alignment.shift_ns` does."""
     if alignment is None:
         return lambda times_ns: times_ns
-    readings = alignment.readings
-    at_ns = np.array([reading.at_ns for reading in readings], np.int64)
-    shifts_ns = np.array([reading.shift_ns for reading in readings], np.int64)
-    drift = alignment.drift
+    at_ns = np.array([reading.at_ns for reading in alignment.readings], np.int64)
+    shifts_ns = np.array([reading.shift_ns for reading in alignment.readings], np.int64)
+    # By how many readings lie before a time: from which of them on it is counted, and what is added to its shift.
+    before = np.concatenate([[0], np.arange(len(at_ns))])
+    from_ns, shift_ns = at_ns[before], shifts_ns[before]
+    length_ns = np.concatenate([[1], np.diff(at_ns), [1]])  # outside of all readings, the drift is all that there is
+    growth = np.concatenate([[alignment.drift], np.diff(shifts_ns), [alignment.drift]])
+    is_exact = int(np.abs(shifts_ns - shifts_ns[0]).max()) < _EXACT_NS
 
     def map_times(times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         if not len(times_ns):
             return times_ns
         reach_ns = max(int(times_ns.max()) - int(at_ns[0]), int(at_ns[-1]) - int(times_ns.min()))
-        if reach_ns >= _EXACT_NS or int(np.abs(shifts_ns - shifts_ns[0]).max()) >= _EXACT_NS:
+        if reach_ns >= _EXACT_NS or not is_exact:
             mapped = [time_ns + alignment.shift_ns(time_ns) for time_ns in times_ns.tolist()]
             return np.array(mapped, np.int64)
         behind = np.searchsorted(at_ns, times_ns, side="right")
-        after = np.minimum(behind, len(at_ns) - 1)
-        before = np.maximum(behind - 1, 0)
-        is_outside = before == after
-        is_outside |= behind == 0
-        is_outside |= behind == len(at_ns)
-        gone_ns = times_ns - at_ns[before]
-        part = gone_ns / np.where(is_outside, 1, at_ns[after] - at_ns[before])
-        grown_ns = np.where(is_outside, gone_ns * drift, (shifts_ns[after] - shifts_ns[before]) * part)
-        return times_ns + shifts_ns[before] + np.rint(grown_ns).astype(np.int64)
+        grown_ns = growth[behind] * ((times_ns - from_ns[behind]) / length_ns[behind])
+        return times_ns + shift_ns[behind] + np.rint(grown_ns).astype(np.int64)
 
     return map_times
 

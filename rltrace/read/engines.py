@@ -54,7 +54,8 @@ def places(processes: Iterable[Member]) -> dict[str, Place]:
         (process for process in members.values() if process.rank is None and process.role in ENGINES),
         key=lambda process: (process.host, process.start_ns, process.key),
     )
-    ranks = {process.key: _rank(process, members) for process in engines}
+    lowest = _lowest_ranks(members.values())
+    ranks = {process.key: _rank(process, members, lowest) for process in engines}
     alike = Counter(process.given_name for process in engines if ranks[process.key] is None)
     found: dict[str, Place] = {}
     for process in engines:
@@ -69,12 +70,20 @@ def places(processes: Iterable[Member]) -> dict[str, Place]:
     return found
 
 
-def _rank(process: Member, members: dict[str, Member]) -> int | None:
+def _lowest_ranks(processes: Iterable[Member]) -> dict[tuple[str, str | None], int]:
+    """The lowest rank on each device."""
+    found: dict[tuple[str, str | None], int] = {}
+    for process in processes:
+        if process.rank is not None:
+            device = process.host, process.device_uuid
+            found[device] = min(found.get(device, process.rank), process.rank)
+    return found
+
+
+def _rank(process: Member, members: dict[str, Member], lowest: dict[tuple[str, str | None], int]) -> int | None:
     """The lowest rank on the device of a process, or of one that it started; else of the nearest that started it."""
     devices = {(one.host, one.device_uuid) for one in _family(process, members) if one.device_uuid}
-    on_device = [
-        one.rank for one in members.values() if (one.host, one.device_uuid) in devices and one.rank is not None
-    ]
+    on_device = [lowest[device] for device in devices if device in lowest]
     if on_device:
         return min(on_device)
     return next((one.rank for one in _above(process, members) if one.rank is not None), None)

@@ -169,9 +169,10 @@ class Recording:
             for process in found:
                 process.mark = mark.get(process.key)
         of_engines = engines.places(process for process in found if process.is_identified)
+        knows_steps = any(is_known(process.hooks) for process in found)
         for process in found:
             process.of_engine = of_engines.get(process.key)
-            process.infers = can_infer(process.hooks) and not any(is_known(other.hooks) for other in found)
+            process.infers = not knows_steps and can_infer(process.hooks)
             process.run_has_steps = self._has_steps
         return found
 
@@ -882,7 +883,8 @@ class Process:
             name: Name of its file.
             content: Content of the file.
         """
-        if checksum.of_bytes(content) in self.removed.segments.get(name, ()):
+        said = checksum.of_bytes(content)
+        if said in self.removed.segments.get(name, ()):
             return True
         seal = self._seals.get(name)
         if seal is None:
@@ -891,7 +893,7 @@ class Process:
             elif self.has_checksums:
                 self.unsealed[name] = len(content.rstrip(b"\0"))
             return False
-        if checksum.of_bytes(content) == seal:
+        if said == seal:
             return True
         self.damaged_segments += 1
         return False

@@ -133,18 +133,25 @@ def test_opened_last_wins(given_rows: list[Row], edges: list[int]) -> None:
     assert (segments[:, 1] > segments[:, 0]).all() and (segments[1:, 0] >= segments[:-1, 1]).all()
 
 
-@given(st.lists(rows, min_size=1, max_size=4), rows)
-def test_step_parts_add_up(phases: list[list[Row]], driver: list[Row]) -> None:
+@given(st.lists(rows, min_size=1, max_size=4), rows, rows, rows)
+def test_step_parts_add_up(
+    phases: list[list[Row]], driver: list[Row], computing: list[Row], starting: list[Row]
+) -> None:
     """The parts of a step add up to its length, to the nanosecond.
 
     Whatever the phases do: overlap, touch, be empty, cover nothing or everything.
     """
-    named = {f"phase {number}": as_array(of_phase) for number, of_phase in enumerate(phases)}
-    (parts,) = partitions(named, as_array(driver), as_array([(0, 100)]))
-    assert sum(parts.phases_ns.values()) - parts.overlap_ns + parts.wait_driver_ns + parts.idle_ns == 100
+    named = {f"phase {number}": union(as_array(of_phase)) for number, of_phase in enumerate(phases)}
+    window = as_array([(0, 100)])
+    (parts,) = partitions(named, as_array(driver), window, union(as_array(computing)), as_array(starting))
     busy = moments([row for of_phase in phases for row in of_phase])
+    assert sum(parts.phases_ns.values()) - parts.overlap_ns == len(busy)
     assert parts.wait_driver_ns == len(moments(driver) - busy)
-    assert parts.idle_ns == 100 - len(moments(driver) | busy)
+    known = moments(driver) | busy
+    assert parts.unlabelled_ns == len(moments(computing) - known)
+    known |= moments(computing)
+    assert parts.starting_ns == len(moments(starting) - known)
+    assert parts.idle_ns == 100 - len(known | moments(starting))
 
 
 @given(st.lists(st.integers(0, 40), max_size=40), st.lists(st.integers(0, 9), max_size=40), edges)

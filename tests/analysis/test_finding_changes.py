@@ -63,6 +63,13 @@ def test_phases_tell_findings_apart(tmp_path: Path) -> None:
     assert (gone.change, gone.phases) == ("gone", ["ref.log_prob"])
 
 
+def test_other_phase_is_no_change_of_price(tmp_path: Path) -> None:
+    """A finding about another phase is another one, though its id is the same."""
+    found = changes(tmp_path, [slow(0.5)], [slow(1.0, phase="ref.log_prob")])
+    assert {(one.change, *one.phases) for one in found} == {("gone", "actor.update"), ("new", "ref.log_prob")}
+    assert all(one.a is None or one.b is None for one in found)
+
+
 def test_what_one_could_not_judge_is_no_change(tmp_path: Path) -> None:
     """A finding that only one of the runs could have had is neither new nor gone."""
 
@@ -102,8 +109,8 @@ def test_gone_with_its_phase(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (0.0, 2.0, "B is slower: a typical step takes +2"),
-        (2.0, 0.0, "B is faster: a typical step takes -1"),
+        (0.0, 2.0, "B is slower: a typical step is 2"),
+        (2.0, 0.0, "B is faster: a typical step is 1"),
         (0.0, 0.0, "No difference beyond noise: +0.0%; with these steps +"),
     ],
 )

@@ -323,7 +323,62 @@ def test_between_phases(tmp_path: Path) -> None:
     assert "ref.log_prob → actor.update" in finding.title
 
 
+def computes(name: str) -> Callable[[PlantedRun], None]:
+    """A forward of each rank before it learns, in no phase, inside of a span of the program."""
+
+    def plant(run: PlantedRun) -> None:
+        def work(_run: PlantedRun, _rank: int, _step: int, begin: float, _end: float) -> list[Any]:
+            return [span(name, begin - 0.95, begin - 0.1), span("model.forward", begin - 0.9, begin - 0.1)]
+
+        run.gap["actor.old_log_prob"] = 1.0
+        run.more["actor.old_log_prob"] = work
+
+    return plant
+
+
+def test_unlabelled_work(tmp_path: Path) -> None:
+    """Work in no phase is priced where it runs; a reward is recognized, with how to mark it."""
+    finding = planted(tmp_path, "unlabelled_work", computes("score_samples"))
+    has_price(finding, 0.8)
+    assert "score_samples" in finding.title and "reward → actor.old_log_prob" in finding.title
+    assert 'with rltrace.phase("reward")' in finding.settings[0].change
+    other = PlantedRun(tmp_path / "other")
+    computes("pack")(other)
+    (finding,) = other.found("unlabelled_work")
+    assert 'with rltrace.phase("name")' in finding.settings[0].change
+
+
+def test_unmarked_reward(tmp_path: Path) -> None:
+    """Time in a reward function that nobody marked is named, and how to mark it; also where nothing shows its work."""
+    steps = [span("step", 2 * n, 2 * n + 1.9, step=n) for n in range(9)]
+    generated = [span("rollout.generate", 2 * n, 2 * n + 0.8) for n in range(9)]
+    learned = [span("actor.update", 2 * n + 1.2, 2 * n + 1.9) for n in range(9)]
+    written = Written(tmp_path / "run").process("p", *steps, *generated, *learned, role="main", ended_s=18)
+    (finding,) = [one for one in why(analyse(written.read())).findings if one.id == "between_phases"]
+    assert "rollout.generate → actor.update 0.40 s" in finding.title
+    assert finding.evidence.facts[0].startswith("a reward function may run there")
+    assert 'with rltrace.phase("reward")' in finding.settings[0].change
+
+
 # ---------------------------------------------------------------- steps
+
+
+def test_slow_step_among_uneven_ones(tmp_path: Path) -> None:
+    """One step in which nothing computes for long is named though steps differ by more than that."""
+
+    def uneven(run: PlantedRun) -> None:
+        run.longer["actor.update", 2] = lambda step: 2.5 * (step * 7 % 5)
+
+    def plant(run: PlantedRun) -> None:
+        uneven(run)
+        run.gap_in["actor.update", 5] = 5.0
+
+    well = PlantedRun(tmp_path / "uneven", steps=12)
+    uneven(well)
+    assert not well.found("slow_steps")
+    finding = planted(tmp_path, "slow_steps", plant, steps=12)
+    assert finding.title.startswith("In step 5 nothing computes for 5.0")
+    assert finding.seconds_per_step == pytest.approx(5.0 / 11, rel=CLOSE) and finding.evidence.steps == [5]
 
 
 def test_slow_step(tmp_path: Path) -> None:

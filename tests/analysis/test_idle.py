@@ -236,7 +236,7 @@ def test_table_sums_small_gaps(
     slightly = [span("a", 0, 0.91), span("b", 0.91, 1), span("act", 1, 9, phase=True)]
     one = Written(tmp_path / "one").process("w", *slightly, role="worker", pid=7, ended_s=9)
     assert table(one.read(), "Idle and unlabelled: mean of 1 process")[2:4] == [
-        "step begins → act 1.000 itself a 0.910",
+        "run begins → act 1.000 itself a 0.910",
         "in no phase 1.000",
     ]
 

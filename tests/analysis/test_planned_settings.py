@@ -52,7 +52,7 @@ def test_room_is_for_larger_micro_batches(analysed: Analysed) -> None:
     (finding,) = judge(Run(*analysed))
     assert finding.bytes == pytest.approx(77.5 * 2**30, rel=0.01)
     assert [setting.change.split(":")[0] for setting in finding.settings] == ["actor.micro_batch", "ref.offload"]
-    assert "actor.micro_batch: 16 instead of 2" in finding.title
+    assert "actor.micro_batch fits with 16 instead of 2" in finding.title
     assert "micro-batches of a minibatch: 1 instead of 8" in finding.title
 
 

@@ -66,14 +66,16 @@ def test_long_run_trend_outliers_last_steps(tmp_path: Path) -> None:
     assert [row[0] for row in rows[10:]] == ["57", *map(str, range(190, 200))]
     block = [step.seconds for step in summary.steps[57:76]]
     assert rows[3][1] == f"{sum(block) / len(block):.3f}" and rows[10][1] == "4.000"
-    assert "Apart from the others: step 57 (step 4.000 s, median 1.030 s)" in printed(summary)
+    assert "What stands out, 5 deviations or more from the median: step 57 (4.000 s, median 1.030 s)" in printed(
+        summary
+    )
 
 
 def test_many_ranks_are_folded(tmp_path: Path) -> None:
     """Of many ranks a screen has those that stand out, and says so; a rank that is asked for is there."""
     recording = many_ranks(tmp_path / "run").read()
     summary = summarize(recording)
-    assert "Apart from the others: rank 23 (" in printed(summary)
+    assert "What stands out, 5 deviations or more from the median: rank 23 (" in printed(summary)
     text = printed(summary, whole=True)
     shown = [line.split()[3] for line in text.splitlines() if re.match(r"Memory of rank \d+ \(", line)]
     assert shown == ["0", "1", "2", "3", "4", "5", "6", "23"]

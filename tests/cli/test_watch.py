@@ -16,13 +16,14 @@ import pytest
 import recordings
 from click.testing import CliRunner
 from inferred_loops import HOOK, REF, forward, generate, learn
+from planted_runs import PlantedRun
 from reference_runs import RLTRACE
 from rich.console import Console
 
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.live import DeviceNow, LaneNow, Live, Now, StackNow
 from rltrace.cli import main
-from rltrace.cli.tables.live import Heading, LiveScreen
+from rltrace.cli.tables.live import Findings, Heading, LiveScreen
 from rltrace.read.following import Follower, Losses
 from rltrace.record.manifest import started_ticks
 
@@ -270,12 +271,12 @@ def _alive() -> dict[str, object]:
     return {"start_ticks": started_ticks(os.getpid())}
 
 
-def drawn(now: Now, columns: int, lines: int) -> str:
+def drawn(now: Now, columns: int, lines: int, found: Findings | None = None) -> str:
     """A picture, as it is in a terminal of this size."""
     console = Console(width=columns, height=lines, no_color=True, force_terminal=True, color_system=None)
     options = console.options.update(height=lines)
     with console.capture() as captured:
-        console.print(LiveScreen(now, Heading("rltrace-runs/x", "12:00:00", 1, is_screen=True), None, ""), end="")
+        console.print(LiveScreen(now, Heading("rltrace-runs/x", "12:00:00", 1, is_screen=True), found, ""), end="")
         assert options.max_width == columns
     return captured.get()
 
@@ -328,3 +329,17 @@ def test_a_thousand_ranks_are_grouped(columns: int, lines: int) -> None:
     assert re.match(r"rank 17 +weight_sync +31 s", rows[3])
     assert any(re.match(r"fullest: rank 3 +▕a+b+░+·*▏ 79.0 GiB of 80.0 GiB", row) for row in rows)
     assert any(re.match(r"middle: rank \d+ +▕.*▏ 40.0 GiB of 80.0 GiB", row) for row in rows)
+
+
+def test_findings_are_whole_sentences(tmp_path: Path) -> None:
+    """A finding that is wider than the terminal goes on in the next line, and is not cut."""
+    run = PlantedRun(tmp_path / "run", ranks=2)
+    run.longer["actor.update", 1] = lambda _step: 2.0
+    run.gap["actor.old_log_prob"] = 1.0
+    why = run.judge()
+    screen = drawn(many_ranks(), 80, 60, Findings(why, "12:00:00", "1-8"))
+    shown = screen[screen.index("Findings so far") :]
+    assert "…" not in shown
+    said = " ".join(shown.split())
+    assert all(one.title in said for one in why.findings[:2])
+    assert max(len(one.title) for one in why.findings[:2]) > 80

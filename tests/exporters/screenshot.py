@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, FloatRect, Page, sync_playwright
 from rltrace_exporters.perfetto import Perfetto
 
 from rltrace.analysis.first_look import first_look
@@ -82,6 +82,48 @@ def visible(recording: Recording, number: int | None, *, whole: bool) -> tuple[i
 TRACE_LOADED = "document.body.innerText.includes('Phases')"
 
 
+def take(
+    run: Path,
+    picture: Path,
+    size: tuple[int, int] = (1600, 1000),
+    *,
+    step: int | None = None,
+    whole: bool = False,
+    rows: tuple[str, str] | None = None,
+) -> None:
+    """Take a picture of a Recording's timeline.
+
+    Args:
+        run: The Recording.
+        picture: Where to write it.
+        size: Width and height of the page.
+        step: Show this one; else the step that `rltrace view` begins with.
+        whole: Show all of the run.
+        rows: How the titles of the first and the last row begin that are kept of the page; None: all of it.
+    """
+    recording = Recording.open(run)
+    with tempfile.TemporaryDirectory() as scratch:
+        trace = Path(scratch) / "trace.pftrace"
+        with trace.open("wb") as out:
+            Perfetto().write(recording, out)
+        commands = perfetto_ui.startup_commands(recording.processes)
+        shown = visible(recording, step, whole=whole)
+        server = perfetto_ui.serve(trace, perfetto_ui.find_ui(), commands=commands, shown_unix_ns=shown).start()
+        with browser_page(*size) as page:
+            show(page, server.page_url)
+            page.screenshot(path=picture, clip=None if rows is None else between(page, *rows, width=size[0]))
+        server.close()
+
+
+def between(page: Page, first: str, last: str, width: int) -> FloatRect:
+    """Return the part of a page that has the rows from one to another."""
+    boxes = [page.locator(".pf-track__header", has_text=title).first.bounding_box() for title in (first, last)]
+    if boxes[0] is None or boxes[1] is None:
+        raise SystemExit(f"the page does not show {first!r} and {last!r}: make it taller with --size")
+    top, bottom = boxes[0]["y"], boxes[1]["y"] + boxes[1]["height"]
+    return {"x": 0, "y": top, "width": width, "height": bottom - top}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recording", type=Path)
@@ -89,19 +131,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, nargs=2, default=(1600, 1000), metavar=("WIDTH", "HEIGHT"))
     parser.add_argument("--step", type=int, help="show this step; else the one that `rltrace view` begins with")
     parser.add_argument("--whole", action="store_true", help="show all of the run")
+    parser.add_argument("--rows", nargs=2, metavar=("FIRST", "LAST"), help="keep only these, by what their titles say")
     given = parser.parse_args()
-    recording = Recording.open(given.recording)
-    with tempfile.TemporaryDirectory() as scratch:
-        trace = Path(scratch) / "trace.pftrace"
-        with trace.open("wb") as out:
-            Perfetto().write(recording, out)
-        commands = perfetto_ui.startup_commands(recording.processes)
-        shown = visible(recording, given.step, whole=given.whole)
-        server = perfetto_ui.serve(trace, perfetto_ui.find_ui(), commands=commands, shown_unix_ns=shown).start()
-        with browser_page(*given.size) as page:
-            show(page, server.page_url)
-            page.screenshot(path=given.picture)
-        server.close()
+    take(given.recording, given.picture, given.size, step=given.step, whole=given.whole, rows=given.rows)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import yaml
 from rltrace_reference.architecture import transformers_config
 from rltrace_reference.config import ModelConfig
 from rltrace_reference.task import EOS
-from transformers import Qwen3ForCausalLM
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpu.yaml"
 GPUS = [count for count in (1, 2, 4) if count <= torch.cuda.device_count()]
@@ -75,6 +74,8 @@ def test_every_rank_loads_the_checkpoint(tmp_path: Path) -> None:
 
 def save_one_that_always_ends(config: ModelConfig, folder: str) -> None:
     """A checkpoint of a model whose layers add nothing, whose tokens are all alike, and which always says EOS."""
+    from transformers import Qwen3ForCausalLM  # a second, and everybody who collects the tests would wait for it
+
     model = Qwen3ForCausalLM(transformers_config(config))
     with torch.no_grad():
         for layer in model.model.layers:

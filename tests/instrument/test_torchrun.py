@@ -40,6 +40,33 @@ def run(tmp_path_factory):
     return run
 
 
+BY_HAND = """
+import os, pathlib, socket, subprocess, sys
+
+rank = pathlib.Path("rank.py")
+rank.write_text({source!r})
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+address = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2")
+environments = [dict(os.environ, RANK=str(n), **address) for n in range(2)]
+ranks = [subprocess.Popen([sys.executable, str(rank)], env=environment) for environment in environments]
+sys.exit(max(one.wait() for one in ranks))
+"""
+
+
+def test_ranks_that_are_set_by_hand(tmp_path):
+    """Without a launcher, `env://` with RANK and WORLD_SIZE says the rank; what a rank starts is none."""
+    run = run_traced(tmp_path, BY_HAND.format(source=RANK))
+    assert run.returncode == 0, run.err
+    ranks = processes_with(run, "training")
+    assert sorted((process.role, process.rank, process.world_size) for process in ranks) == [
+        ("worker", 0, 2),
+        ("worker", 1, 2),
+    ]
+    assert [(process.role, process.rank) for process in processes_with(run, "below")] == [("process", None)] * 2
+
+
 def processes_with(run, name):
     """Those that made a span of this name."""
     return [process for process in run.recording.processes if any(e.name == name for e in process.events())]

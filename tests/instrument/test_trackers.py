@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,10 +30,9 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "tracked_steps.py"
 STEPS = (10, 11, 12)
 BLOCK_BYTES = 1 << 15
 
-mlflow = pytest.importorskip("mlflow")
-pytest.importorskip("tensorboard")
-pytest.importorskip("tensorboardX")
-pytest.importorskip("wandb")
+MISSING = [name for name in ("mlflow", "tensorboard", "tensorboardX", "wandb") if find_spec(name) is None]
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
 
 class Told(NamedTuple):
@@ -90,7 +90,9 @@ def scalars_of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def metrics_of_mlflow(folder: Path, run: str) -> dict[str, list[tuple[int, float]]]:
-    client = mlflow.MlflowClient(f"file:{folder}")
+    from mlflow import MlflowClient  # a second, and everybody who collects the tests would wait for it
+
+    client = MlflowClient(f"file:{folder}")
     names = client.get_run(run).data.metrics
     return {name: [(one.step, one.value) for one in client.get_metric_history(run, name)] for name in names}
 

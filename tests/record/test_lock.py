@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYetError  # Python's own from 3.11 on
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def test_dead_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     inside.wait()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lock.run, lambda: "waited")
-        with pytest.raises(TimeoutError):
+        with pytest.raises(NotYetError):
             waiting.result(timeout=0.1)
         go_on.set()
         assert waiting.result(timeout=60) == "waited"

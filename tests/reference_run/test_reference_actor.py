@@ -15,7 +15,6 @@ from rltrace_reference.architecture import transformers_config
 from rltrace_reference.batch import Batch
 from rltrace_reference.config import ActorConfig, Config, ModelConfig
 from torch.distributed.tensor import DTensor
-from transformers import Qwen3ForCausalLM
 
 
 def batch_of(lengths: list[int]) -> Batch:
@@ -32,6 +31,13 @@ def batch_of(lengths: list[int]) -> Batch:
         ref_log_probs_BT=-2.7 + 0.1 * torch.randn(rows, width, generator=random),
         advantages_B=torch.randn(rows, generator=random),
     )
+
+
+def whole_model(shape: ModelConfig) -> Any:
+    """A model of one process, in float32."""
+    from transformers import Qwen3ForCausalLM  # a second, and everybody who collects the tests would wait for it
+
+    return Qwen3ForCausalLM(transformers_config(shape)).float()
 
 
 def config_of() -> Config:
@@ -54,7 +60,7 @@ def test_gradients_of_the_token_mean(tmp_path: Path) -> None:
     found, same = on_ranks(gradients_of_rank, tmp_path, config, batch)
 
     torch.manual_seed(config.seed)
-    model = Qwen3ForCausalLM(transformers_config(config.model)).float()
+    model = whole_model(config.model)
     log_probs = grpo.token_log_probs(model(input_ids=batch.tokens_BT).logits, batch.tokens_BT, 1.0)
     policy = grpo.clipped_loss(log_probs, batch.old_log_probs_BT, batch.advantages_B, config.actor.clip_ratio)
     kl = grpo.k3_kl(log_probs, batch.ref_log_probs_BT)
@@ -104,7 +110,7 @@ def test_checkpoint_reaches_every_rank(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     shape = ModelConfig(hidden_size=32, num_hidden_layers=3, tie_word_embeddings=False, rope_theta=500.0)
     torch.manual_seed(99)
-    model = Qwen3ForCausalLM(transformers_config(shape)).float()
+    model = whole_model(shape)
     model.save_pretrained(folder)
     config = msgspec.structs.replace(config_of(), model=msgspec.structs.replace(shape, path=str(folder)))
     first, second = on_ranks(log_probs_of_rank, tmp_path, config)
@@ -116,7 +122,7 @@ def test_checkpoint_reaches_every_rank(tmp_path: Path) -> None:
 
 
 def test_padding_does_not_change_log_probs() -> None:
-    model = Qwen3ForCausalLM(transformers_config(ModelConfig())).float()
+    model = whole_model(ModelConfig())
     batch = batch_of([3, 9])
     other = replace(batch, tokens_BT=torch.where(torch.arange(11) < 5, batch.tokens_BT, 0))
     with torch.no_grad():

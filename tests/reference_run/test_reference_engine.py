@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from msgspec.structs import replace
@@ -10,7 +12,6 @@ from rltrace_reference.architecture import transformers_config
 from rltrace_reference.config import Config, ModelConfig
 from rltrace_reference.engine.engine import Engine, StepStats
 from rltrace_reference.engine.model import Qwen3
-from transformers import Qwen3ForCausalLM
 
 from rltrace.errors import RunError
 
@@ -32,8 +33,10 @@ def engine_of(config: Config, weights: dict[str, torch.Tensor]) -> Engine:
     return engine
 
 
-def reference(config: Config, weights: dict[str, torch.Tensor]) -> Qwen3ForCausalLM:
+def reference(config: Config, weights: dict[str, torch.Tensor]) -> Any:
     """Transformers' own model with the same weights, in float32."""
+    from transformers import Qwen3ForCausalLM  # a second, and everybody who collects the tests would wait for it
+
     model = Qwen3ForCausalLM(transformers_config(config.model)).float()
     loaded = model.load_state_dict({name: w.float() for name, w in weights.items()}, strict=False)
     assert loaded.missing_keys == (["lm_head.weight"] if config.model.tie_word_embeddings else [])

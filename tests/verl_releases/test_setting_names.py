@@ -20,7 +20,6 @@ import yaml
 from rltrace_reference.config import Config
 from torch.distributed.checkpoint import async_save
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from transformers import TrainingArguments
 from verl_release import CACHE, RELEASES, Release, installed
 
 from rltrace.analysis import findings
@@ -91,6 +90,8 @@ def test_verl_settings_end_where_keys_do() -> None:
 
 def trl_parameters() -> tuple[set[str], set[str]]:
     """Arguments of TRL's GRPOConfig and of its GRPOTrainer, read from the wheel's source."""
+    from transformers import TrainingArguments  # a second, and everybody who collects the tests would wait for it
+
     folder = installed(TRL.replace("==", "-"), [TRL]) / "trl" / "trainer"
     known = {field.name for field in fields(TrainingArguments)}
     for file, name in (("base_config.py", "_BaseConfig"), ("grpo_config.py", "GRPOConfig")):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rltrace.analysis.findings.amounts import as_text, between_as_text, bytes_as_text
+from rltrace.analysis.findings.amounts import as_text, between_as_text, bytes_as_text, longer_by
 
-__all__ = ["as_text", "between_as_text", "bytes_as_text", "count", "gibibytes", "percentage", "rate"]
+__all__ = ["as_text", "between_as_text", "bytes_as_text", "count", "gibibytes", "longer_by", "percentage", "rate"]
 
 GIB, MIB = 1 << 30, 1 << 20
 

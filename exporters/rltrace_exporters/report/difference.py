@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rltrace.analysis.difference import Difference, Seconds
 from rltrace.analysis.finding_changes import FindingChange
 from rltrace.analysis.noise import FEWEST_STEPS
-from rltrace_exporters.report.amounts import as_text, bytes_as_text, gibibytes
+from rltrace_exporters.report.amounts import as_text, bytes_as_text, gibibytes, longer_by
 from rltrace_exporters.report.blocks import Change, Changes, Note, Table
 from rltrace_exporters.report.sections import Block
 
@@ -40,7 +40,7 @@ def verdict(found: Difference) -> str:
     change = found.step_change
     if change is None:
         return "Which run is faster cannot be told: one has no step that is over."
-    typical = f"a typical step of B takes {change.share:+.1%}"
+    typical = f"a typical step of B is {longer_by(change.share)}"
     if found.step is not None and found.step.ratio is not None:
         typical += f" (the mean of the steps {found.step.ratio - 1:+.1%})"
     if change.least_share is None or change.most_share is None:
@@ -48,9 +48,9 @@ def verdict(found: Difference) -> str:
         few = f"{many} are too few to tell that from noise, {FEWEST_STEPS} are needed"
         return f"{typical[0].upper()}{typical[1:]}; {few}."
     if change.is_slower:
-        return f"B is slower: {typical}, surely more than {change.least_share:+.1%}."
+        return f"B is slower: {typical}, surely by more than {abs(change.least_share):.1%}."
     if change.is_faster:
-        return f"B is faster: {typical}, surely less than {change.most_share:+.1%}."
+        return f"B is faster: {typical}, surely by more than {abs(change.most_share):.1%}."
     return f"No difference beyond noise: {typical}."
 
 

@@ -43,7 +43,9 @@ def _finding(one: Found, is_open: bool) -> Finding:
         share=one.share,
         facts=one.evidence.facts,
         settings=[f"{setting.program}: {setting.change}" for setting in one.settings],
-        bound="" if one.bound_seconds is None else f"At most {as_text(one.bound_seconds)} to gain; {one.less_because}",
+        bound=""
+        if one.bound_seconds is None
+        else f"At most {as_text(one.bound_seconds)} to gain. It may be less: {one.less_because}",
         confidence=one.confidence,
         command="" if moment is None else moment.command,
         is_open=is_open,

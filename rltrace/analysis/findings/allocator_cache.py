@@ -50,6 +50,7 @@ def _emptied(run: Run) -> Iterator[Finding]:
         less_because="an engine beside the trainer needs the memory, and gets it in no other way",
         ranks=[] if most.rank is None else [most.rank],
         phases=where,
+        about=(),
         settings=[LARGER_SEGMENTS, ONCE],
     )
 
@@ -80,6 +81,7 @@ def _in_the_way(run: Run) -> Iterator[Finding]:
         less_because="",
         ranks=[] if worst.device.rank is None else [worst.device.rank],
         phases=[worst.phase],
+        about=(),
         settings=[ONCE, LARGER_SEGMENTS],
     )
 

@@ -36,6 +36,7 @@ def judge(run: Run) -> list[Finding]:
             less_because="",
             ranks=[] if worst.device.rank is None else [worst.device.rank],
             phases=[worst.phase],
+            about=(),
             settings=SETTINGS,
         )
     ]

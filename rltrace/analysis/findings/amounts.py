@@ -26,6 +26,11 @@ def _rounded(value: float, digits: int) -> str:
     return f"{value:,.{max(digits - before, 0) if value else 0}f}"
 
 
+def longer_by(share: float) -> str:
+    """Write by what share something is longer, or shorter."""
+    return f"{abs(share):.1%} {'longer' if share > 0 else 'shorter'}"
+
+
 def counted(many: int, noun: str) -> str:
     """Write a number and its noun, whose plural ends with s."""
     return f"{many:,} {noun}{'' if many == 1 else 's'}"

@@ -37,6 +37,7 @@ def judge(run: Run) -> list[Finding]:
             per_step=run.seconds_in(*run.driver_phases.values(), ranks) - busy,
             less_because="what needs the rewards cannot begin before they are there",
             phases=[most],
+            about=(),
             settings=SETTINGS,
         )
     ]

@@ -46,6 +46,7 @@ def judge(run: Run) -> list[Finding]:
             less_because="the first gather and the last reduce-scatter of a pass have nothing beside them",
             ranks=[] if least.rank is None else [least.rank],
             phases=[] if where is None else [where],
+            about=(),
             settings=SETTINGS,
         )
     ]

@@ -111,6 +111,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What it rests on."""
     settings: list[Setting]
     """What to change; empty if no setting is known."""
+    about: list[str] = []
+    """What the price is the price of: phases or owners; empty if it is of all there is. Findings of two runs with the
+    same id are compared only if it is the same."""
 
 
 class Unjudged(msgspec.Struct, frozen=True):

@@ -69,6 +69,7 @@ def judge(run: Run) -> list[Finding]:
             less_because="a warm-up before the first step takes its time, too; it can overlap with the engines' start",
             figures={"first_step_seconds": first.seconds},
             phases=where,
+            about=(),
             settings=SETTINGS,
             moment=Moment(
                 step=first.step,
@@ -134,12 +135,12 @@ def _meanwhile(gaps: Iterable[IdleGap], lanes: int) -> list[str]:
         for who, of in (
             ("driver", gap.driver_seconds),
             ("rank", gap.own_seconds),
-            ("elsewhere", gap.elsewhere_seconds),
+            ("other processes", gap.elsewhere_seconds),
         ):
             for name, seconds in of.items():
                 totals[who, name] += seconds / lanes
     said = []
-    for who in ("elsewhere", "rank", "driver"):
+    for who in ("other processes", "rank", "driver"):
         longest = sorted(((seconds, name) for (of, name), seconds in totals.items() if of == who), reverse=True)
         said += [f"{who} {name} {as_text(seconds)}" for seconds, name in longest[:MEANWHILE] if seconds >= 0.1]
     return said

@@ -53,6 +53,7 @@ def judge(run: Run) -> list[Finding]:
             figures={"any_process_seconds": float(anybody.mean()), "most_seconds": float(lanes[most].mean())},
             ranks=[] if most.rank is None else [most.rank],
             phases=where,
+            about=(),
             settings=SETTINGS,
         )
     ]

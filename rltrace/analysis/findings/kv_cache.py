@@ -94,7 +94,7 @@ def _too_large(run: Run, most: float) -> Iterator[Finding]:
         NAME,
         f"The KV cache is never more than {most:.1%} full: {bytes_as_text(spare)} of "
         f"{bytes_as_text(size)} a card are spare",
-        ["twice of what was taken at most stays"],
+        ["of the cache, twice what was ever taken is kept out of this"],
         size_bytes=spare,
         less_because="",
         figures={"most_usage": most, "kv_cache_bytes": float(size)},

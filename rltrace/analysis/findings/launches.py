@@ -90,10 +90,10 @@ def _by_phase(run: Run, passes: Mapping[Lane, Passes]) -> Iterator[tuple[str, La
     columns = defaultdict[str, list[NDArray[np.int64]]](list)
     for lane, made in passes.items():
         in_step = run.step_of(made.host[:, 0]) >= 0
+        host, gpu = made.host[in_step], made.gpu[in_step]
+        lengths = np.column_stack([host[:, 1] - host[:, 0], gpu[:, 1] - gpu[:, 0], gpu[:, 1] - host[:, 1]])
         for name, rows in run.phases[lane].items():
-            chosen = in_step & (holding(rows, made.host[:, 0]) >= 0)
-            host, gpu = made.host[chosen], made.gpu[chosen]
-            columns[name].append(np.column_stack([host @ [-1, 1], gpu @ [-1, 1], gpu[:, 1] - host[:, 1]]))
+            columns[name].append(lengths[holding(rows, host[:, 0]) >= 0])
     for name, parts in columns.items():
         if len(rows := np.concatenate(parts)):
             host_seconds, gpu_seconds = (rows[:, :2].mean(axis=0) / 1e9).tolist()

@@ -47,5 +47,6 @@ def _finding(run: Run, leak: Leak) -> Finding:
         figures={"last_bytes": float(leak.last_bytes)},
         ranks=[] if leak.rank is None else [leak.rank],
         phases=[SLEEP],
+        about=[leak.owner],
         settings=SETTINGS,
     )

@@ -55,6 +55,7 @@ def judge(run: Run) -> list[Finding]:
             figures={"used_bytes": float(used), "capacity_bytes": float(whole)},
             ranks=[] if fullest.rank is None else [fullest.rank],
             phases=[] if fullest.peak_phase is None else [fullest.peak_phase],
+            about=(),
             settings=SETTINGS,
             moment=_moment(run, fullest),
         )

@@ -97,6 +97,7 @@ def _of_pass(run: Run, one: Pass) -> Iterator[Finding]:
         basis="modelled",
         figures={"host_bytes": size_bytes, "crossings": crossings},
         phases=[one.phase],
+        about=[one.owner, one.phase],
         settings=[*one.settings, LARGER],
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rltrace.analysis.findings.capacity import NOT_MEASURED
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.programs import EXAMPLE
@@ -49,7 +51,16 @@ def _settings(run: Run, known: Measured) -> tuple[Settings, Measured]:
         found = asked.of_manifest(manifest, "its command", (), nothing_else, known)
         return found.settings, found.known or known
     except ConfigError as lacking:
-        raise UnjudgeableError(f"plan does not know its settings: {lacking}") from None
+        raise UnjudgeableError(f"plan does not know its settings: {_next_step(run, str(lacking))}") from None
+
+
+def _next_step(run: Run, lacking: str) -> str:
+    """Return what is missing; where it is the model, with the command that says what fits."""
+    reason, lacks_model, _ = lacking.partition("; give --model")
+    if not lacks_model:
+        return lacking
+    command = shlex.join(["rltrace", "plan", run.summary.run.path, "--model"])
+    return f"{reason}; {command} FOLDER says what fits, with the folder or config.json of such a checkpoint"
 
 
 def _out_of_memory(run: Run, settings: Settings, known: Measured, failure: OutOfMemory) -> list[Finding]:
@@ -70,6 +81,7 @@ def _out_of_memory(run: Run, settings: Settings, known: Measured, failure: OutOf
             basis="modelled",
             figures={"missing_bytes": float((failure.asked_bytes or 0) - (failure.free_bytes or 0))},
             phases=[] if phase is None else [phase],
+            about=["out of memory"],
             settings=[_setting(settings, one) for one in changes],
         )
     ]
@@ -89,13 +101,14 @@ def _free(run: Run, settings: Settings, known: Measured) -> list[Finding]:
         run.finding(
             NAME,
             f"{free_bytes / 2**30:.0f} of {known.card.total_bytes / 2**30:.0f} GiB of a card are never used: by plan "
-            f"{first.setting}: {first.then} instead of {first.now} fits ({first.gives})",
+            f"{first.setting} fits with {first.then} instead of {first.now} ({first.gives})",
             [_fact(one) for one in changes],
             size_bytes=free_bytes,
             less_because="",
             basis="modelled",
             figures={"free_bytes": float(free_bytes), "capacity_bytes": float(known.card.total_bytes)},
             phases=[] if fullest.peak_phase is None else [fullest.peak_phase],
+            about=["room"],
             settings=[_setting(settings, one) for one in changes],
         )
     ]
@@ -108,7 +121,7 @@ def _most_taken(run: Run) -> float:
 
 
 def _fact(change: Change) -> str:
-    return f"plan, {change.setting}: {change.then} instead of {change.now}: {change.gives}"
+    return f"by plan, {change.setting} {change.then} instead of {change.now} means: {change.gives}"
 
 
 def _setting(settings: Settings, change: Change) -> Setting:

@@ -42,6 +42,7 @@ class Run:
         self.seen = seen
         self.windows = windows
         self.summary = summary
+        self._phase_seconds: dict[str, dict[Lane, PerStep]] = {}
 
     @cached_property
     def steps(self) -> Intervals:
@@ -125,7 +126,11 @@ class Run:
 
     def seconds_in(self, *rows: Intervals) -> PerStep:
         """Return how many seconds of each step some intervals cover; where they overlap they count once."""
-        pieces, step, _ = cut(union(*rows), self.steps)
+        return self._seconds_of(union(*rows))
+
+    def _seconds_of(self, rows: Intervals) -> PerStep:
+        """Return the same for intervals that are disjoint."""
+        pieces, step, _ = cut(rows, self.steps)
         return np.bincount(step, pieces[:, 1] - pieces[:, 0], len(self.steps)) / 1e9
 
     def step_of(self, at_ns: NDArray[np.int64]) -> NDArray[np.intp]:
@@ -160,9 +165,13 @@ class Run:
             found.setdefault(process.lane, []).append(process)
         return {lane: found[lane] for lane in sorted(found, key=order)}
 
-    def phase_seconds(self, name: str) -> dict[Lane, PerStep]:
+    def phase_seconds(self, name: str) -> Mapping[Lane, PerStep]:
         """Return the seconds of a phase in each step, by rank; ranks without it are left out."""
-        return {lane: self.seconds_in(self.phases[lane][name]) for lane in self.ranks if name in self.phases[lane]}
+        if name not in self._phase_seconds:
+            self._phase_seconds[name] = {
+                lane: self._seconds_of(self.phases[lane][name]) for lane in self.ranks if name in self.phases[lane]
+            }
+        return self._phase_seconds[name]
 
     @cached_property
     def programs(self) -> set[str]:
@@ -243,6 +252,7 @@ class Run:
         settings: Sequence[Setting] = (),
         moment: Moment | None = None,
         steps: Sequence[int] | None = None,
+        about: Sequence[str] | None = None,
     ) -> Finding:
         """Return a finding with the mean of its price, its interval, its share of a step, and its confidence.
 
@@ -264,6 +274,7 @@ class Run:
             settings: What to change; those of programs that are not in the run are left out.
             steps: Steps that it was seen in; those that it costs something if they are left out.
             moment: Where it shows; the step that it costs most if it is left out.
+            about: What it is the price of; the phases if it is left out. Name it where phases only say where it shows.
         """
         values = [] if per_step is None else [float(value) for value in per_step]
         price = fmean(values) if values else mean
@@ -292,6 +303,7 @@ class Run:
                 moment=moment,
             ),
             settings=applicable(settings, self.programs, self.summary.run.versions),
+            about=sorted(set(phases if about is None else about)),
         )
 
 

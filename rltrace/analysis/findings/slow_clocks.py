@@ -56,6 +56,7 @@ def judge(run: Run) -> list[Finding]:
             figures={"slow_mhz": slow_mhz, "fastest_mhz": fastest, "limited_share": float(is_limited.mean())},
             ranks=[] if most.rank is None else [most.rank],
             phases=[where] if where else [],
+            about=(),
             settings=SETTINGS,
         )
     ]

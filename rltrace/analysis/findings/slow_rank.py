@@ -117,8 +117,11 @@ def _of_phase(run: Run, name: str) -> Iterator[Finding]:
     apart = slow.took.max(axis=0) - slow.took.mean(axis=0)
     least = NOISE * OVER_NOISE * max(_largest_of(len(slow.lanes)) / _largest_of(4), 1)
     if apart.mean() >= least * slow.mean_seconds and apart.mean() >= LEAST_SHARE_IN_TURNS * run.step_seconds.mean():
+        who = np.flatnonzero(times).tolist()
         title = f"In {name} one rank {{how}} ({_counted(slow, times.tolist())} of {len(run.steps)} steps): {{by}}"
-        yield _finding(run, slow, apart, np.flatnonzero(times).tolist(), times, title, balance)
+        if len(who) == 1:
+            title = f"In {name} {slow.lanes[most].name} {{how}} in all {len(run.steps)} steps: {{by}}"
+        yield _finding(run, slow, apart, who, times, title, balance)
 
 
 class SlowHost(NamedTuple):
@@ -169,7 +172,7 @@ def _finding(
     lane = slow.lanes[culprit]
     late = float(slow.late[culprit].mean() if len(who) == 1 else slow.late[culprit, worst])
     how = "begins late" if late >= (price.mean() if len(who) == 1 else price[worst]) / 2 else "is slow"
-    by = f"it is done {as_text(price.mean())} after the {'others' if 'one rank' not in title else 'mean rank'}"
+    by = f"it is done {as_text(price.mean())} after the {'mean rank' if title.startswith('In ') else 'others'}"
     if slow.waited is not None:
         by = f"the others wait {as_text(price.mean())} for it"
     facts = [f"slowest: {_counted(slow, times.tolist())} of {len(run.steps)} steps"]
@@ -269,14 +272,39 @@ def _apart(took: NDArray[np.float64]) -> float:
     return float((took.max(axis=0) - took.mean(axis=0)).mean())
 
 
+class _Ends(NamedTuple):
+    """When the phases of one rank ended, in order."""
+
+    names: list[str]
+    ends_ns: NDArray[np.int64]
+    phase: NDArray[np.intp]
+    """Which of the names ended; -1 for the beginning of time, which comes before all."""
+
+    def without(self, name: str) -> NDArray[np.int64]:
+        """Return when all others ended."""
+        return self.ends_ns[self.phase != self.names.index(name)]
+
+
+@once
+def _ends(run: Run) -> dict[Lane, _Ends]:
+    """Return when the phases of each rank ended."""
+    return {lane: _ends_of(run.phases[lane]) for lane in run.ranks}
+
+
+def _ends_of(phases: Mapping[str, Intervals]) -> _Ends:
+    ends_ns = np.concatenate([np.zeros(1, np.int64), *(rows[:, 1] for rows in phases.values())])
+    phase = np.repeat(np.arange(-1, len(phases)), [1, *map(len, phases.values())])
+    in_order = np.argsort(ends_ns, kind="stable")
+    return _Ends([*phases], ends_ns[in_order], phase[in_order])
+
+
 class _Spans:
     """A phase of one rank in each step."""
 
     def __init__(self, run: Run, lane: Lane, name: str) -> None:
         rows = run.phases[lane][name]
-        self.seconds = run.seconds_in(rows)
-        others = [of for other, of in run.phases[lane].items() if other != name]
-        ends_ns = np.sort(np.concatenate([np.zeros(1, np.int64), *(of[:, 1] for of in others)]))
+        self.seconds = run.phase_seconds(name)[lane]
+        ends_ns = _ends(run)[lane].without(name)
         pieces, step, _ = cut(rows, run.steps)
         begins_ns = run.steps[:, 1].copy()
         np.minimum.at(begins_ns, step, pieces[:, 0])

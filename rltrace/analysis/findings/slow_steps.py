@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rltrace.analysis.findings.amounts import as_text, counted
+from rltrace.analysis.findings.between_phases import gap_seconds
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
-from rltrace.analysis.findings.run import Run
+from rltrace.analysis.findings.run import PerStep, Run
 
 NAME = "slow_steps"
 
@@ -50,8 +52,12 @@ def judge(run: Run) -> list[Finding]:
             f"exception: {FEWEST} are needed"
         )
     median = float(np.median(run.step_seconds))
-    over = run.step_seconds - median
-    is_slow = over > max(OVER_NOISE * median, DEVIATIONS * 1.4826 * float(np.median(np.abs(over))))
+    over, is_slow = run.step_seconds - median, _stands_out(run.step_seconds, OVER_NOISE * median)
+    if not is_slow.any():
+        gaps = _gaps(run)
+        over, is_slow = gaps - float(np.median(gaps)), _stands_out(gaps, OVER_NOISE * median)
+        if is_slow.any():
+            return [_of_gaps(run, over, is_slow)]
     if not is_slow.any():
         return []
     price = np.where(is_slow, over, 0.0)
@@ -77,9 +83,49 @@ def judge(run: Run) -> list[Finding]:
             less_because="what happens now and then may be needed, such as a checkpoint",
             ranks=[] if most is None or most.rank is None else [most.rank],
             phases=[] if most is None else [most.phase],
+            about=(),
             settings=SETTINGS,
         )
     ]
+
+
+def _stands_out(seconds: PerStep, least: float) -> NDArray[np.bool_]:
+    over = seconds - float(np.median(seconds))
+    return np.asarray(over > max(least, DEVIATIONS * 1.4826 * float(np.median(np.abs(over)))))
+
+
+def _gaps(run: Run) -> PerStep:
+    """Return how long nothing computes in each step: it is quiet where the length of steps is not, because processors
+    are shared. 0 where it cannot be known."""
+    try:
+        return gap_seconds(run)
+    except UnjudgeableError:
+        return np.zeros(len(run.steps))
+
+
+def _of_gaps(run: Run, over: PerStep, is_slow: NDArray[np.bool_]) -> Finding:
+    """Return the finding of steps that are not longer than others may be, but in which nothing computes for long."""
+    price, numbers = np.where(is_slow, over, 0.0), [run.numbers[at] for at in np.flatnonzero(is_slow).tolist()]
+    worst = int(price.argmax())
+    which = f"step {run.numbers[worst]}" if len(numbers) == 1 else f"{len(numbers)} of {len(run.steps)} steps"
+    is_rare = price.mean() < RARE * run.step_seconds.mean()
+    return run.finding(
+        NAME,
+        f"In {which} nothing computes for {as_text(over[is_slow].mean())} longer than in the median step",
+        [
+            f"step {run.numbers[worst]}: {as_text(run.step_seconds[worst])}; steps differ by more than that, and their "
+            "time in which nothing computes does not",
+            "slow: step " + ", ".join(map(str, numbers[:NAMED])),
+        ],
+        per_step=None if is_rare else price,
+        once=float(price.sum()) if is_rare else None,
+        when="some_steps" if is_rare else "step",
+        steps=numbers,
+        moment=run.moment(worst),
+        less_because="what happens now and then may be needed, such as a checkpoint",
+        about=(),
+        settings=SETTINGS,
+    )
 
 
 def _most(run: Run, place: int) -> _Most | None:

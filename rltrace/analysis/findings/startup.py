@@ -57,6 +57,7 @@ def judge(run: Run) -> list[Finding]:
             less_because="a model has to be loaded in any case",
             figures={f"{name}_seconds": length for name, length in longest},
             phases=[name for name, length in longest if length and name not in CALLED],
+            about=(),
             settings=SETTINGS,
             moment=Moment(
                 step=None,

@@ -12,8 +12,9 @@ from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.uneven_engines import GENERATE, LEAST_SURPLUS
-from rltrace.analysis.intervals import holding
+from rltrace.analysis.intervals import Intervals, holding
 from rltrace.analysis.lanes import Lane
+from rltrace.analysis.observations import once
 from rltrace.analysis.phases import in_order
 
 NAME = "uneven_batches"
@@ -85,19 +86,36 @@ def is_uneven(share: NDArray[np.float64]) -> bool:
 def tokens_of(run: Run, name: str) -> Tokens | None:
     """Return the tokens of a phase's forwards; None if not all ranks that have the phase say as many of them."""
     lanes = [lane for lane in run.ranks if name in run.phases[lane]]
-    found = [_of_lane(run, lane, name) for lane in lanes]
-    if len(lanes) < 2 or len({len(step) for step, _ in found}) != 1 or not len(found[0][0]):
+    found = [_forwards(run)[lane].inside(run.phases[lane][name]) for lane in lanes]
+    if len(lanes) < 2 or len({len(of.step) for of in found}) != 1 or not len(found[0].step):
         return None
-    return Tokens(lanes, found[0][0], np.array([tokens for _, tokens in found], np.float64))
+    return Tokens(lanes, found[0].step, np.array([of.tokens for of in found], np.float64))
 
 
-def _of_lane(run: Run, lane: Lane, name: str) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Return the step and the tokens of each forward of a rank in a phase, in order."""
+class _Forwards(NamedTuple):
+    """Forwards of one rank in order."""
+
+    start_ns: NDArray[np.int64]
+    step: NDArray[np.intp]
+    tokens: NDArray[np.int64]
+
+    def inside(self, rows: Intervals) -> _Forwards:
+        """Return those that began in some intervals."""
+        chosen = holding(rows, self.start_ns) >= 0
+        return _Forwards(self.start_ns[chosen], self.step[chosen], self.tokens[chosen])
+
+
+@once
+def _forwards(run: Run) -> dict[Lane, _Forwards]:
+    """Return the forwards of each rank in the steady steps that say how many tokens they have."""
+    return {lane: _of_lane(run, lane) for lane in run.ranks}
+
+
+def _of_lane(run: Run, lane: Lane) -> _Forwards:
     kept = [process.forwards for process in run.members[lane]]
-    starts = np.concatenate([np.empty(0, np.int64), *(np.array(of.starts, np.int64) for of in kept)])
+    start_ns = np.concatenate([np.empty(0, np.int64), *(np.array(of.starts, np.int64) for of in kept)])
     tokens = np.concatenate([np.empty(0, np.int64), *(np.array(of.tokens, np.int64) for of in kept)])
-    rows = run.phases[lane][name]
-    step = run.step_of(starts)
-    inside = (holding(rows, starts) >= 0) & (step >= 0) & (tokens > 0)
-    order = np.argsort(starts[inside], kind="stable")
-    return step[inside][order], tokens[inside][order]
+    step = run.step_of(start_ns)
+    chosen = np.flatnonzero((step >= 0) & (tokens > 0))
+    chosen = chosen[np.argsort(start_ns[chosen], kind="stable")]
+    return _Forwards(start_ns[chosen], step[chosen], tokens[chosen])

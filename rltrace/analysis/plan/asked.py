@@ -131,8 +131,8 @@ def _model(wanted: Wanted, said: Any, name: str, where: str) -> ModelShape:
         raise ConfigError(f"{where}: does not say {name}; give --model PATH, or the model's sizes by --shape")
     if not Path(path).exists() and wanted.model is None:
         raise ConfigError(
-            f"{where}: {name} is {path}, which is not on this machine; give --model the folder of such a checkpoint, "
-            "or its sizes by --shape"
+            f"{where}: {name} is {path}, which is not on this machine; give --model FOLDER, that of such a checkpoint, "
+            "or its sizes by --shape hidden_size=4096,num_hidden_layers=36,..."
         )
     return read_shape(path)
 

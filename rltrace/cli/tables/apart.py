@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from rltrace.analysis.folding import MOST_RANKS, MOST_STEPS, Apart, ranks_apart, steps_apart
+from rltrace.analysis.folding import APART, MOST_RANKS, MOST_STEPS, STEP_LENGTH, Apart, ranks_apart, steps_apart
 from rltrace.analysis.summary import Folded, Summary
 from rltrace.cli.tables import figures
 
@@ -21,7 +21,13 @@ def apart_line(summary: Summary) -> Text | None:
         said.append(_said("rank", ranks_apart(summary), len(ranks)))
     if len(steps) > MOST_STEPS:
         said.append(_said("step", steps_apart(summary), len(steps)))
-    return Text.assemble(("Apart from the others", "bold"), ": ", "; ".join(said)) if said else None
+    return (
+        Text.assemble(
+            ("What stands out", "bold"), f", {APART:.0f} deviations or more from the median: ", "; ".join(said)
+        )
+        if said
+        else None
+    )
 
 
 def _said(what: str, apart: list[Apart], there: int) -> str:
@@ -34,7 +40,8 @@ def _said(what: str, apart: list[Apart], there: int) -> str:
 
 def _value(one: Apart) -> str:
     show = figures.size if one.is_bytes else lambda value: figures.with_unit(figures.seconds(value))
-    return f"{one.of} {show(one.value)}, median {show(one.median)}"
+    what = "" if one.of == STEP_LENGTH else f"{one.of} "
+    return f"{what}{show(one.value)}, median {show(one.median)}"
 
 
 def folded_line(found: Folded) -> Text:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rltrace.analysis.difference import LEAST_STEPS, Bytes, Difference, Seconds, Setting, Side, Totals, Work
 from rltrace.analysis.finding_changes import GONE, LESS, MORE, NEW, FindingChange
-from rltrace.analysis.findings.amounts import as_text
+from rltrace.analysis.findings.amounts import as_text, longer_by
 from rltrace.analysis.noise import FEWEST_STEPS
 from rltrace.analysis.steady import Spread
 from rltrace.cli.tables import figures
@@ -51,12 +51,12 @@ def verdict(found: Difference) -> Text:
     if change.least_share is None or change.most_share is None or change.visible_share is None:
         steps = f"{len(found.a.steps)} and {len(found.b.steps)} steps"
         few = f"{steps} are too few to tell that from noise: {FEWEST_STEPS} are needed"
-        return Text(f"A typical step of B takes {change.share:+.1%}{_mean_step(found)}; {few}", "yellow")
-    said = f"a typical step takes {change.share:+.1%}{_mean_step(found)}, surely"
+        return Text(f"A typical step of B is {longer_by(change.share)}{_mean_step(found)}; {few}", "yellow")
+    said = f"a typical step is {longer_by(change.share)}{_mean_step(found)}, surely by"
     if change.is_slower:
-        return Text(f"B is slower: {said} more than {change.least_share:+.1%}", "red")
+        return Text(f"B is slower: {said} more than {abs(change.least_share):.1%}", "red")
     if change.is_faster:
-        return Text(f"B is faster: {said} less than {change.most_share:+.1%}", "green")
+        return Text(f"B is faster: {said} more than {abs(change.most_share):.1%}", "green")
     seen = f"with these steps {change.visible_share:+.1%} would be seen"
     return Text(f"No difference beyond noise: {change.share:+.1%}; {seen}")
 
@@ -67,14 +67,16 @@ def _mean_step(found: Difference) -> str:
         return ""
     mean_share = found.step.ratio - 1
     return (
-        "" if abs(mean_share - found.step_change.share) < SAME_SHARE else f" (the mean of the steps {mean_share:+.1%})"
+        ""
+        if abs(mean_share - found.step_change.share) < SAME_SHARE
+        else f" (the mean of the steps {longer_by(mean_share)})"
     )
 
 
 def _finding(change: FindingChange) -> Text:
     costs = [None if cost is None else _cost(cost, change.unit) for cost in (change.a, change.b)]
     styles = {NEW: "red", MORE: "red", GONE: "green", LESS: "green"}
-    said = f"{costs[1]}, before {costs[0]}  " if None not in costs else ""
+    said = f"({costs[0]} → {costs[1]})  " if None not in costs else ""
     return Text.assemble((f"{change.change}  ", styles[change.change]), said, change.title)
 
 

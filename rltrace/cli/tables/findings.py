@@ -46,8 +46,8 @@ def overlap(found: Why) -> str | None:
     if len(shares) < 2:
         return None
     return (
-        f"Findings look at the same seconds from several sides, so their prices do not add up: {sum(shares):.0%} of a "
-        "step in sum"
+        f"Several findings may be about the same seconds, so their prices do not add up; together they are "
+        f"{sum(shares):.0%} of a step"
     )
 
 
@@ -130,7 +130,7 @@ def _path(found: Why) -> Iterator[RenderableType]:
     if path is None:
         yield Text(f"What a step waits for is not known: {found.no_path}", "dim")
         return
-    table = Figures(words("phase"), "seconds", "share", words("on"))
+    table = Figures(words("phase"), "seconds", "share", words("on, in how many steps"))
     slight = 0.0
     for part in path.parts:
         if part.phase is None and part.share < SLIGHT:
@@ -144,7 +144,11 @@ def _path(found: Why) -> Iterator[RenderableType]:
     table.add_section()
     table.add_row("step", figures.seconds(path.seconds), "", f"of {figures.count(len(path.steps), 'step')}")
     bounds = [f"{one.what}: {as_text(one.bound_seconds)}" for one in path.what_ifs if one.bound_seconds]
-    yield titled("What a step waits for", table, f"at most less with {'; '.join(bounds)}" if bounds else "")
+    yield titled(
+        "What a step waits for",
+        table,
+        f"A step would take less, by at most: with {'; '.join(bounds)}" if bounds else "",
+    )
 
 
 def _rest(found: Why) -> Iterator[RenderableType]:

@@ -39,7 +39,9 @@ def visible_figures(value: Any, depth: int = 0) -> Any:
         shown = {}
         for name in value.__struct_fields__:
             item = getattr(value, name)
-            if item.__class__ not in _NUMBERS and (visible_item := visible_figures(item, depth + 2)) is not item:
+            if item.__class__ in _NUMBERS or (item.__class__ is str and item.isprintable()):
+                continue
+            if (visible_item := visible_figures(item, depth + 2)) is not item:
                 shown[name] = visible_item
         return msgspec.structs.replace(value, **shown) if shown else value
     if depth > DEEPEST and isinstance(value, (dict, list, tuple)):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from rltrace.analysis.idle import STEADY_STEP, IdleGap
+from rltrace.analysis.idle import RUN, STARTUP, STEADY_STEP, IdleGap
 from rltrace.analysis.lanes import DRIVER_ROLE
 from rltrace.analysis.phases import RankStep
 from rltrace.analysis.summary import Summary
@@ -23,6 +23,8 @@ NOTABLE_IDLE = 0.05
 """Share of a step from which on the first screen says where the idle time is."""
 COMPUTED = "unlabelled: it computed, but in no phase"
 OTHERS = "others busy: another rank was in a phase"
+ENDS = {STARTUP: ("run begins", "first step begins"), RUN: ("run begins", "run ends")}
+"""What is before and after the first and the last gap; elsewhere a step begins and ends."""
 MEANWHILE = "meanwhile: the span, or the actor's method, that each had opened last in the step"
 
 
@@ -35,6 +37,7 @@ class _Row:
         self.unlabelled_seconds = sum(item.unlabelled_seconds for item in items) / lanes
         self.others_seconds = sum(item.others_seconds for item in items) / lanes
         self._lanes = lanes
+        self._ends = ENDS.get(items[0].of, ("step begins", "step ends"))
         self._meanwhile = {
             "driver": [item.driver_seconds for item in items],
             "rank" if items[0].rank is not None else "itself": [item.own_seconds for item in items],
@@ -49,7 +52,7 @@ class _Row:
     def cells(self) -> list[str]:
         parts = (self.unlabelled_seconds, self.others_seconds)
         unlabelled, others = (figures.seconds(part) if part >= SLIGHT_SECONDS else "" for part in parts)
-        between = f"{self.after or 'step begins'} → {self.before or 'step ends'}"
+        between = f"{self.after or self._ends[0]} → {self.before or self._ends[1]}"
         return [between, figures.seconds(self.seconds), unlabelled, others, self._said()]
 
     def _said(self) -> str:
@@ -93,7 +96,9 @@ def idle_tables(steps: str, of: str, summary: Summary) -> Iterator[RenderableTyp
     whose = (
         f"mean of {figures.count(len(lanes), 'rank' if all(lane.rank is not None for lane in lanes) else 'process')}"
     )
-    title = ", ".join(filter(None, ["Idle and unlabelled", steps]))
+    title = ", ".join(
+        filter(None, ["Idle and unlabelled", steps])
+    )
     yield titled(f"{title}: {whose}", table, "; ".join(caption for caption, said in captions if any(said)))
 
 

@@ -27,8 +27,8 @@ STEPS, ERRORS = 6, 4
 """How many of the last ones are shown."""
 
 WHO_LETTERS = 24
-LONGEST_LINE = 1000
-"""Characters; what the terminal has no room for is cut."""
+LEAST_FOUND = 3
+"""Lines of findings that stay: the first one is a sentence of up to three lines of 80 columns."""
 OTHER = "other"
 """What is used of a device and no owner has said so yet."""
 
@@ -91,13 +91,13 @@ class LiveScreen:
             *_lanes(now.lanes)
         ], 3)  # fmt: skip
         yield Section(_title("Memory"), [*_memory(now.devices, width, has_colors)], 2)
-        yield Section(_title("Rollout"), [*_rollout(now)], 1)
+        yield Section(_title("Rollout"), [*_rollout(now, width)], 1)
         steps = "Steps, inferred from what runs" if any(step.is_inferred for step in now.steps) else "Steps"
         yield Section(_title(steps), [*_steps(now.steps)], 2)
         yield Section(_title("Errors", "bold red"), [*_errors(now)], 1)
-        yield Section(_title("Findings so far"), [*self._found(console)], 1)
+        yield Section(_title("Findings so far"), [*self._found(console, width)], LEAST_FOUND)
 
-    def _found(self, console: Console) -> Iterator[Text]:
+    def _found(self, console: Console, width: int) -> Iterator[Text]:
         if self.findings is None:
             if self.no_findings:
                 yield Text(self.no_findings, "dim")
@@ -105,7 +105,7 @@ class LiveScreen:
         drawn = largest(self.findings.why)
         if drawn is None:
             return
-        for segments in console.render_lines(drawn, console.options.update(width=LONGEST_LINE, height=None), pad=False):
+        for segments in console.render_lines(drawn, console.options.update(width=width, height=None), pad=False):
             yield Text.assemble(*((one.text, one.style or "") for one in segments))
         yield Text(f"of steps {self.findings.steps}, computed at {self.findings.at}", "dim")
 
@@ -146,7 +146,7 @@ def _head(now: Now, heading: Heading, width: int) -> Iterator[Text]:
     facts = [f"{len(seen):,}{of_all} {'rank' if len(seen) == 1 and not of_all else 'ranks'}"] if seen else []
     facts.append(figures.count(now.processes, "process") + (f", {now.ended:,} ended" if now.ended else ""))
     every = f"every {heading.every_seconds:.0f} s" if heading.every_seconds >= 1 else "several times a second"
-    yield Text(" · ".join([*facts, f"seen at {heading.at}, {every}"]))
+    yield from _in_lines([*facts, f"seen at {heading.at}, {every}"], width)
     yield _hosts(now)
     if now.hosts_elsewhere or of_all:
         one_host = len(now.hosts_elsewhere) == 1
@@ -422,7 +422,7 @@ def _gib(size_bytes: int) -> str:
 # ---- rollout, steps, errors -----------------------------------------------------------------------------------------
 
 
-def _rollout(now: Now) -> Iterator[Text]:
+def _rollout(now: Now, width: int) -> Iterator[Text]:
     found = now.rollout
     if found is None:
         return
@@ -434,7 +434,18 @@ def _rollout(now: Now) -> Iterator[Text]:
         facts.append("no engine computes")
     if found.kv_usage is not None:
         facts.append(f"fullest KV cache {found.kv_usage:.0%}")
-    yield Text(" · ".join(facts))
+    yield from _in_lines(facts, width)
+
+
+def _in_lines(facts: Sequence[str], width: int) -> Iterator[Text]:
+    """Yield facts side by side, in as many lines as they take."""
+    line = ""
+    for fact in facts:
+        if line and cell_len(f"{line} · {fact}") > width:
+            yield Text(line)
+            line = ""
+        line = f"{line} · {fact}" if line else fact
+    yield Text(line)
 
 
 _COLUMNS: dict[str, Callable[[StepNow], str]] = {

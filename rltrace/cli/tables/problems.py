@@ -25,6 +25,7 @@ MOST_CLOCKS = 4
 """With more clocks, all share a line."""
 USUALLY_INCONSISTENT = 0.05
 """Share of the phase boundaries that are not consistent in a healthy run."""
+HELP = "docs/memory-ledger.md#when-a-boundary-is-consistent"
 MISFIT = "malformed (a name that is not text, a value that is not a number, or an arrow without a direction)"
 _BAD, _DOUBTFUL = "bold red", "yellow"
 
@@ -136,7 +137,7 @@ def _memory(summary: Summary) -> Iterator[str]:
     if sum(over.values()):
         yield _at_boundaries(over, boundaries, "have more unaccounted bytes than the limit")
     if sum(unsure.values()) > USUALLY_INCONSISTENT * boundaries:
-        yield _at_boundaries(unsure, boundaries, "are inconsistent, so not judged")
+        yield f"{_at_boundaries(unsure, boundaries, 'are inconsistent, so not judged')}: what helps is in {HELP}"
 
 
 def _at_boundaries(many: Mapping[str, int], boundaries: int, what: str) -> str:

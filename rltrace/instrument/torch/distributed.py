@@ -1,5 +1,5 @@
 """Says which rank a process is that torchrun or SLURM has started, or a launcher that is built on torchrun, such as
-accelerate; and lets the clocks of the job's hosts be read.
+accelerate, or somebody by hand for `env://`; and lets the clocks of the job's hosts be read.
 
 The launcher tells each process its rank in environment variables, which everything that the process starts inherits.
 The first process to join a process group is the rank, and what it starts is none. A framework that knows better says
@@ -18,7 +18,7 @@ from typing import Any
 from rltrace.hooks.arguments import argument, attributes
 from rltrace.hooks.patching import PatchSet, nothing_after, nothing_before
 from rltrace.instrument.torch.host_clocks import Reader
-from rltrace.instrument.torch.launcher import Launched, launched
+from rltrace.instrument.torch.launcher import BY_HAND, Launched, launched
 from rltrace.record import cluster, lifecycle, spans
 from rltrace.record.process import UNSAID_ROLE
 from rltrace.record.writer import Recorder
@@ -83,6 +83,8 @@ def joined(_token: Any, _result: Any, error: BaseException | None) -> None:
     if error is not None or recording is None or os.environ.get(TAKEN, own) != own:
         return
     place = launched(os.environ)
+    if place is None:
+        place = _set_by_hand()
     if place is None or not _is_of_the_group(place):
         return
     if TAKEN not in os.environ:
@@ -108,6 +110,20 @@ def _is_of_the_group(place: Launched) -> bool:
     from torch import distributed
 
     return place.by == "torchrun" or (distributed.get_rank(), distributed.get_world_size()) == place[1:3]
+
+
+def _set_by_hand() -> Launched | None:
+    """Return what somebody has set for `env://` without a launcher; None if that is not what the group says.
+
+    An engine makes a group of its own, with ranks that are not those of the environment.
+    """
+    from torch import distributed
+
+    group = distributed.get_rank(), distributed.get_world_size()
+    said = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if said != tuple(map(str, group)):
+        return None
+    return Launched(BY_HAND, *group, local_rank=0, hosts=1)
 
 
 def _say(recording: Recorder, place: Launched) -> None:

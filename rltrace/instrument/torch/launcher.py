@@ -25,6 +25,9 @@ _SLURM = {
 }
 """The variables that say it; of several, the first that is there. Those of a step come first, as a job has many."""
 
+BY_HAND = "hand"
+"""Nobody launched it: its own program or a script set `RANK` and `WORLD_SIZE`."""
+
 _OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
 
 
@@ -32,7 +35,7 @@ class Launched(NamedTuple):
     """The place of a process among those that were launched together."""
 
     by: str
-    """"torchrun" or "slurm"."""
+    """"torchrun", "slurm" or "hand"."""
     rank: int
     world_size: int
     local_rank: int

@@ -47,7 +47,7 @@ MISSING = -(2**63)
 NO_TEXT = -1
 """In a column of texts: there is none."""
 _NOTHING = {
-    kind: np.array(missing, DTYPES[kind])
+    kind: np.array(missing, DTYPES[kind]).tobytes()
     for kind, missing in (
         (WHOLE_NUMBER, MISSING), (DECIMAL, np.nan), (ONLY_TEXT, NO_TEXT), (AS_TEXT, NO_TEXT), (IS_TRUE, False),
         (IS_TRUTHY, False),
@@ -284,7 +284,7 @@ class Decoder:
         columns = {name: array.view(code) for (name, code), array in named}
         rows = len(columns["name"])
         arguments = {
-            key: array.view(DTYPES[argument.kind]) if len(array) else np.broadcast_to(_NOTHING[argument.kind], rows)
+            key: array.view(DTYPES[argument.kind]) if len(array) else _nothing(argument.kind, rows)
             for (key, argument), array in zip(self._arguments.items(), of_arguments, strict=True)
         }
         return columns, arguments
@@ -325,6 +325,11 @@ class Decoder:
         losses = (ctypes.c_int64 * 3)()
         self._library.rltrace_losses(self._decoder, losses)
         return losses[0], losses[1], losses[2]
+
+
+def _nothing(kind: int, rows: int) -> NDArray[Any]:
+    """Return a column of which no row has anything: one value, however long, that nobody may write to."""
+    return np.ndarray(rows, DTYPES[kind], _NOTHING[kind], strides=(0,))
 
 
 def _cut(address: int, begin: int, ends: list[int]) -> Iterator[str]:
