@@ -782,7 +782,8 @@ def _is_served(rows: Columns, chosen: Rows) -> NDArray[np.bool_]:
     is_served = np.zeros(len(is_there), np.bool_)
     for method in np.flatnonzero(is_there[:-1]).tolist():
         is_served[method] = rows.texts[method].rpartition(".")[2] == SERVED
-    return is_served[methods]
+    found: NDArray[np.bool_] = is_served[methods]
+    return found
 
 
 def _see_passed(seen: Seen, chosen: Rows, rows: Columns, times: _Times) -> None:

@@ -2,7 +2,9 @@
 
 In: the folder of a run, while it goes on or after any of its processes was killed. Out: a `Recording`, its processes
 and their events, streamed, on one time line (`alignment.py`). `from rltrace import Recording` is its public name;
-`recording.py` has the types that it is made of. Reading loads no recorder and no framework, and works anywhere.
+`recording.py` has the whole of it, `process.py` what each process says of itself and which of its segments are as they
+were written, and `event_reader.py` matches the ends of its spans to their beginnings. Reading loads no recorder and no
+framework, and works anywhere.
 
 `columns.py` gives the same as numpy arrays, a hundred times as fast where `native/` was built.
 

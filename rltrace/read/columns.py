@@ -633,7 +633,8 @@ def _time_line(alignment: Alignment | None) -> _TimeLine:
             return np.array(mapped, np.int64)
         behind = np.searchsorted(at_ns, times_ns, side="right")
         grown_ns = growth[behind] * ((times_ns - from_ns[behind]) / length_ns[behind])
-        return times_ns + shift_ns[behind] + np.rint(grown_ns).astype(np.int64)
+        mapped_ns: NDArray[np.int64] = times_ns + shift_ns[behind] + np.rint(grown_ns).astype(np.int64)
+        return mapped_ns
 
     return map_times
 

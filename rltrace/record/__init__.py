@@ -11,7 +11,7 @@ says how much disk a run may use. `torch/` keeps a chosen part of a run whole.
 Nothing here raises into the traced program, and nothing has a thread or a buffer. `import rltrace` loads all of it: the
 standard library and msgspec only.
 
-To add a kind of record, add its array to `spans.py`, its reading to `read/recording.py`, its type to `events.py`, and
-its row to the table of the format. To add what a process says of itself, add it to `identity` in `process.py`, its
-check to `IDENTITY` in `read/gate.py`, and a property to `Process` in `read/recording.py`.
+To add a kind of record, add its array to `spans.py`, its reading to `read/event_reader.py`, its type to `events.py`,
+and its row to the table of the format. To add what a process says of itself, add it to `identity` in `process.py`, its
+check to `IDENTITY` in `read/gate.py`, and a property to `Process` in `read/process.py`.
 """

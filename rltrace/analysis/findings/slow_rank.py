@@ -282,7 +282,8 @@ class _Ends(NamedTuple):
 
     def without(self, name: str) -> NDArray[np.int64]:
         """Return when all others ended."""
-        return self.ends_ns[self.phase != self.names.index(name)]
+        others: NDArray[np.int64] = self.ends_ns[self.phase != self.names.index(name)]
+        return others
 
 
 @once

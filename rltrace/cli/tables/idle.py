@@ -96,9 +96,7 @@ def idle_tables(steps: str, of: str, summary: Summary) -> Iterator[RenderableTyp
     whose = (
         f"mean of {figures.count(len(lanes), 'rank' if all(lane.rank is not None for lane in lanes) else 'process')}"
     )
-    title = ", ".join(
-        filter(None, ["Idle and unlabelled", steps])
-    )
+    title = ", ".join(filter(None, ["Idle and unlabelled", steps]))
     yield titled(f"{title}: {whose}", table, "; ".join(caption for caption, said in captions if any(said)))
 
 

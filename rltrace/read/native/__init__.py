@@ -329,7 +329,8 @@ class Decoder:
 
 def _nothing(kind: int, rows: int) -> NDArray[Any]:
     """Return a column of which no row has anything: one value, however long, that nobody may write to."""
-    return np.ndarray(rows, DTYPES[kind], _NOTHING[kind], strides=(0,))
+    column: NDArray[Any] = np.ndarray(rows, DTYPES[kind], _NOTHING[kind], strides=(0,))
+    return column
 
 
 def _cut(address: int, begin: int, ends: list[int]) -> Iterator[str]:
