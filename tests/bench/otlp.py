@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TWO_PROCESSES = ROOT / "tests" / "programs" / "two_processes.py"
 SHIPPED = ("qwen3_8b_4gpu", "verl_8b_4gpu")
 TURNS = 4
 DEAD = "http://127.0.0.1:9"
@@ -48,24 +47,17 @@ def serve(protocol: str, delay_s: str) -> None:
 
 
 def hot() -> None:
-    """Measure what is recorded and, maybe, sent: steps of some seconds, with pauses in which the export catches up.
-
-    Of one's own spans few are sent, because they are alike. Two processes beside it make a thousand names of ten calls
-    a second, all of which are.
-    """
+    """Measure what is recorded and, maybe, sent: steps of some seconds, with pauses in which the export catches up."""
     from hot_path import measure_recording
 
     import rltrace
 
     found: dict[str, float] = {}
-    beside = subprocess.Popen([sys.executable, str(TWO_PROCESSES), "200", "10000", "1"])
     for step in range(4):
         with rltrace.span("step", step=step):
             for what, cost in measure_recording(rounds=1).items():
                 found[what] = min(cost.floors, found.get(what, cost.floors))
             time.sleep(PAUSE_SECONDS)
-    beside.kill()  # its worker ends with it
-    beside.wait()
     print(json.dumps(found))
 
 
