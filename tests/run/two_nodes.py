@@ -71,8 +71,9 @@ def two_nodes(folder: Path) -> Iterator[Cluster]:
         "TMPDIR": str(spool),
     }
     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1", "--object-store-memory=80000000"]
+    ray.append("--include-log-monitor=false")
     sockets = tempfile.mkdtemp(prefix="rlt-", dir="/tmp")  # short: it holds Unix sockets
-    head = [*ray, "--head", "--port=0", "--include-dashboard=false", f"--temp-dir={sockets}", "--block"]
+    head = [*ray, "--head", "--port=0", "--no-monitor", "--include-dashboard=false", f"--temp-dir={sockets}", "--block"]
     nodes: list[subprocess.Popen[bytes]] = []
     try:
         nodes.append(_start(head, environment, folder / "head.log"))
