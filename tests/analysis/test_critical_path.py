@@ -155,6 +155,6 @@ def test_screen(tmp_path: Path) -> None:
     assert "actor.update" in said and "of 8 steps" in said
     words = " ".join(said.split())
     assert (
-        "at most less with " in words
+        "A step would take less, by at most: with " in words
         and "the slowest rank of each phase as fast as the median of the others: " in words
     )

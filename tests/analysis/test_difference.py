@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 from recordings import Written, sample, span
 
-from rltrace.analysis import summarize
 from rltrace.analysis.difference import Difference, Seconds, Setting, difference, same_program, settings
+from rltrace.analysis.findings import why
+from rltrace.analysis.summary import analyse
 from rltrace.cli import main
 from rltrace.read.recording import Recording
 
@@ -46,7 +47,9 @@ def made(folder: Path, *, update: list[float], ranks: int = 2, kv_bytes: int = 4
 def between(a: Path, b: Path) -> Difference:
     run_a, run_b = Recording.open(a), Recording.open(b)
     made = run_a.manifest, run_b.manifest
-    return difference(summarize(run_a), summarize(run_b), settings(*made), same_program=same_program(*made))
+    of_a, of_b = analyse(run_a), analyse(run_b)
+    found = why(of_a), why(of_b)
+    return difference(of_a.summary, of_b.summary, settings(*made), same_program=same_program(*made), whys=found)
 
 
 def of(name: str, rows: list[Seconds]) -> Seconds:

@@ -256,6 +256,14 @@ def test_other_programs_are_named(tmp_path: Path) -> None:
     assert finding.settings[0].change == "programs beside the run take 79 % of its processors: run fewer of them there"
 
 
+def test_usual_waits_explain_no_slow_step(tmp_path: Path) -> None:
+    """What is waited for processors in every step alike makes none of them slow, though it is more than the loss."""
+    run = PlantedRun(tmp_path / "run")
+    run.gap_in["actor.update", 5] = 1.5
+    (finding,) = found(waiting(run, 6.0), "slow_steps")
+    assert finding.evidence.steps == [5] and finding.seconds_per_step == pytest.approx(1.5 / 8, rel=CLOSE)
+
+
 def test_waits_explain_ranks_in_turns(tmp_path: Path) -> None:
     """A wait for processors explains ranks that are slow in turns, and neither one that always is nor a longer loss.
 

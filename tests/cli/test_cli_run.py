@@ -175,10 +175,8 @@ def test_killed_run_is_one_line(
     run, folder = going_on(2 if role == "worker" else 1)
     victim = next(p for p in Recording.open(folder).processes if (p.role, p.rank) == (role, rank))
     doing = _stopped_at_work(folder, victim)
-    began = time.monotonic()
     os.kill(victim.pid, signal.SIGKILL)
-    out, errors = run.communicate()
-    assert time.monotonic() - began < 30
+    out, errors = run.communicate(timeout=120)
     assert run.returncode == 4
     (line,) = errors.splitlines()
     assert line.startswith(f"rltrace: {victim.place} (pid {victim.pid}) ")

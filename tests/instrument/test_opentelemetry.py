@@ -152,13 +152,13 @@ def test_times_are_the_programs(run):
     """A span is as long as the program says, also if it says when it was."""
     outer, inner = only(run, "outer"), only(run, "inner")
     assert outer.start_ns < inner.start_ns < inner.end_ns < outer.end_ns
-    assert 0.002 <= inner.seconds < 0.5
+    assert 0.002 <= inner.seconds < 30
     explicit = only(run, "explicit")
     assert explicit.seconds == pytest.approx(2, abs=0.01)
     assert explicit.lane is None
     assert only(run, "explicit end").seconds == pytest.approx(1, abs=0.01)
     begun = only(run, "never ends").start_ns
-    assert begun - explicit.start_ns == pytest.approx(3 * SECOND, abs=0.5 * SECOND)
+    assert begun - explicit.start_ns == pytest.approx(3 * SECOND, abs=1.5 * SECOND)
 
 
 def test_spans_cross_threads(run):

@@ -73,7 +73,7 @@ def commands_beside(process: subprocess.Popen[str], module: str) -> list[str]:
     return []
 
 
-def until(is_so: object, seconds: float = 30.0) -> None:
+def until(is_so: object, seconds: float = 120.0) -> None:
     """Wait for something that happens elsewhere."""
     end = time.monotonic() + seconds
     while not is_so():  # type: ignore[operator]

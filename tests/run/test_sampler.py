@@ -136,15 +136,17 @@ def test_samples_on_after_a_kill(tmp_path: Path) -> None:
 import os, signal, subprocess, sys, time
 import rltrace, msgspec
 child = subprocess.Popen([sys.executable, "-c", "import msgspec, time; time.sleep(600)"])
-def sampled(word):
-    found = subprocess.run(["grep", "-c", "-a", "-r", word, sys.argv[1] + "/processes"], capture_output=True, text=True)
-    return any(not line.endswith(":0") for line in found.stdout.split())
-while not sampled(f"uss_bytes/[^/]*-{child.pid}-"):
+def samples(word):
+    found = subprocess.run(["grep", "-o", "-a", "-r", word, sys.argv[1] + "/processes"], capture_output=True, text=True)
+    return len(found.stdout.split())
+while not samples(f"uss_bytes/[^/]*-{child.pid}-"):
     time.sleep(0.05)
 print(child.pid)
 child.kill()
 child.wait()
-time.sleep(0.5)
+before = samples("host.available_bytes")
+while samples("host.available_bytes") < before + 3:
+    time.sleep(0.05)
 with rltrace.span("after"):
     pass
 """

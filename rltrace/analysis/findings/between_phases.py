@@ -7,8 +7,9 @@ from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.gaps import longest_gaps
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.idle import IdleGap
-from rltrace.analysis.intervals import cut, outside, union
+from rltrace.analysis.intervals import Intervals, cut, outside, union
 from rltrace.analysis.lanes import Lane
+from rltrace.analysis.observations import once
 from rltrace.events import REQUEST
 
 NAME = "between_phases"
@@ -57,7 +58,13 @@ def _alone(gap: IdleGap) -> float:
 
 
 def gap_seconds(run: Run) -> PerStep:
-    """Return the seconds in each step of all gaps that are longer than a call.
+    """Return the seconds in each step of all gaps that are longer than a call; raises as `gaps_of`."""
+    return run.seconds_in(gaps_of(run))
+
+
+@once
+def gaps_of(run: Run) -> Intervals:
+    """Return all gaps of the steady steps that are longer than a call.
 
     Raises:
         UnjudgeableError: it cannot be known when nothing computed.
@@ -74,4 +81,4 @@ def gap_seconds(run: Run) -> PerStep:
     gaps, _ = outside(union(*phases, *run.driver_phases.values(), *requests), run.steps)
     computing = [cut(run.computing[lane], gaps)[0] for lane in lanes if lane in run.computing]
     gaps, _ = outside(union(*computing), gaps)
-    return run.seconds_in(gaps[gaps[:, 1] - gaps[:, 0] >= SHORT_NS])
+    return gaps[gaps[:, 1] - gaps[:, 0] >= SHORT_NS]

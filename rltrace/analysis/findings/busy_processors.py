@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.findings import slow_rank, slow_steps, sync_in_no_stage
 from rltrace.analysis.findings.amounts import as_text
+from rltrace.analysis.findings.between_phases import gaps_of
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.intervals import Intervals, cut, union
@@ -75,6 +76,8 @@ def _is_candidate(one: Finding) -> bool:
 def _waited_in(run: Run, one: Finding) -> float:
     """Return how long the lane that waits most waited in a finding's steps and phases, as seconds of a step."""
     is_named = np.isin(run.numbers, one.evidence.steps)
+    if one.id == slow_steps.NAME:
+        return _waited_beyond(run, one, is_named)
     waits = [
         sum(float(_grown(clock, rows).sum()) for clock in clocks)
         for sampler in _samplers(run)
@@ -84,10 +87,26 @@ def _waited_in(run: Run, one: Finding) -> float:
     return max(waits, default=0.0) / len(run.steps)
 
 
+def _waited_beyond(run: Run, one: Finding, is_named: NDArray[np.bool_]) -> float:
+    """Return how much longer all lanes together waited in slow steps than in the median step: what they wait in each
+    step makes none of them slow.
+
+    Where only the time in which nothing computes is longer, waits in it count, of the lane that waits most: all lanes
+    are in the same gap.
+    """
+    is_in_gaps = slow_steps.IN_GAPS in one.evidence.figures
+    rows = gaps_of(run) if is_in_gaps else run.steps
+    beyond = []
+    for sampler in _samplers(run):
+        for clocks in _clocks(run, sampler).values():
+            grown = np.sum([_grown(clock, rows) for clock in clocks], axis=0)
+            of_step = np.bincount(run.step_of(rows[:, 0]), grown, len(run.steps))
+            beyond.append(float(np.maximum(of_step - np.median(of_step), 0)[is_named].sum()))
+    return (max(beyond, default=0.0) if is_in_gaps else sum(beyond)) / len(run.steps)
+
+
 def _place(run: Run, one: Finding, lane: Lane) -> Intervals:
-    """Return when a lane was where a finding is: a step that is slow is slow as a whole, all else is in its phases."""
-    if one.id == slow_steps.NAME:
-        return run.steps
+    """Return when a lane was in the phases that a finding is about."""
     return union(*(run.phases[lane][phase] for phase in one.evidence.phases if phase in run.phases.get(lane, {})))
 
 

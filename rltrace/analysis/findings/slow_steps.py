@@ -21,6 +21,10 @@ OVER_NOISE = 0.2
 """The share of the median by which a step must be longer: twice the 10 % by which steps differ on shared hosts
 (docs/measurements/index.md)."""
 
+NOISE = 0.1
+"""The share of the median step by which its time in which nothing computes must be longer: the 10 % by which steps
+differ on shared hosts (docs/measurements/index.md), though not by that time."""
+
 DEVIATIONS = 5
 """The number of deviations by which it must be longer as well, estimated by the median absolute deviation times 1.4826.
 Leys et al. (2013) take 2.5 to 3, but of thousands of steps some are that far off by chance."""
@@ -28,6 +32,9 @@ Leys et al. (2013) take 2.5 to 3, but of thousands of steps some are that far of
 RARE = 0.005
 """Share of a step in the mean below which they are told as what the run paid once: in thousands of steps a single one
 costs none of them anything, and yet somebody wants to know (the share is that of `LEAST_SHARE`)."""
+
+IN_GAPS = "gap_seconds"
+"""The figure of steps that are told for their time in which nothing computes."""
 
 NAMED = 10
 """How many steps are named."""
@@ -55,7 +62,7 @@ def judge(run: Run) -> list[Finding]:
     over, is_slow = run.step_seconds - median, _stands_out(run.step_seconds, OVER_NOISE * median)
     if not is_slow.any():
         gaps = _gaps(run)
-        over, is_slow = gaps - float(np.median(gaps)), _stands_out(gaps, OVER_NOISE * median)
+        over, is_slow = gaps - float(np.median(gaps)), _stands_out(gaps, NOISE * median)
         if is_slow.any():
             return [_of_gaps(run, over, is_slow)]
     if not is_slow.any():
@@ -123,6 +130,7 @@ def _of_gaps(run: Run, over: PerStep, is_slow: NDArray[np.bool_]) -> Finding:
         steps=numbers,
         moment=run.moment(worst),
         less_because="what happens now and then may be needed, such as a checkpoint",
+        figures={IN_GAPS: float(over[worst])},
         about=(),
         settings=SETTINGS,
     )

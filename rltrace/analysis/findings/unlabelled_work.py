@@ -8,8 +8,7 @@ from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, UnjudgeableError
 from rltrace.analysis.findings.gaps import longest_gaps
 from rltrace.analysis.findings.run import PerStep, Run
-from rltrace.analysis.intervals import union
-from rltrace.analysis.lanes import Lane
+from rltrace.analysis.phases import UNLABELLED
 
 NAME = "unlabelled_work"
 
@@ -23,8 +22,9 @@ def judge(run: Run) -> list[Finding]:
     lanes = run.ranks or [lane for lane in run.phases if not lane.is_driver]
     if not lanes:
         raise UnjudgeableError('no phase is marked; `with rltrace.phase("train")` marks one')
-    price = np.mean([_seconds(run, lane) for lane in lanes], axis=0)
-    gaps = longest_gaps(run, {lane.name for lane in lanes}, lambda gap: gap.unlabelled_seconds)
+    names = {lane.name for lane in lanes}
+    price = _seconds(run, names)
+    gaps = longest_gaps(run, names, lambda gap: gap.unlabelled_seconds)
     if price.mean() < LEAST_SHARE * run.step_seconds.mean() or not gaps:
         return []
     scores = " It may be the reward: samples are scored there" if gaps[0].may_be_reward else ""
@@ -41,7 +41,10 @@ def judge(run: Run) -> list[Finding]:
     ]
 
 
-def _seconds(run: Run, lane: Lane) -> PerStep:
-    phases = union(*run.phases[lane].values(), *run.driver_phases.values())
-    computing = run.computing.get(lane)
-    return run.seconds_in(phases, *([] if computing is None else [computing])) - run.seconds_in(phases)
+def _seconds(run: Run, lanes: set[str]) -> PerStep:
+    """Return the seconds of each step that lanes compute in no phase: their mean, of those that were there."""
+    place = {number: at for at, number in enumerate(run.numbers)}
+    rows = [row for row in run.summary.phases if row.steady and row.lane in lanes and row.step in place]
+    steps = [place[row.step] for row in rows if row.step is not None]
+    sums = np.bincount(steps, [row.phases[UNLABELLED].seconds for row in rows], len(run.steps))
+    return np.asarray(sums / np.maximum(np.bincount(steps, minlength=len(run.steps)), 1))

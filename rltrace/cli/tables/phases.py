@@ -233,7 +233,9 @@ def _whole_caption(found: Sequence[LaneSteps], rows: Sequence[RankStep], also: s
 def _side_by_side(found: Sequence[LaneSteps]) -> Figures:
     table = Figures("phase", *(column for lane in found for column in (lane.lane, Column("share", 5), bars())))
     for name in _names(found):
-        table.add_row(name, *(cell for lane in found for cell in _lane_cells(name, lane)), style=_style(name))
+        cells = [cell for lane in found for cell in _lane_cells(name, lane)]
+        if any(cells):
+            table.add_row(name, *cells, style=_style(name))
     return table
 
 

@@ -92,8 +92,8 @@ def _by_name(sleeps: Sequence[Transaction]) -> list[tuple[str, list[Transaction]
 def sleep_table(sleeps: Sequence[Transaction], leaks: Sequence[Leak], found: Steady | None) -> RenderableType:
     """Draw sleeps and wake-ups by kind, then each that went wrong, and what grew from one sleep to the next."""
     table = Figures(
-        "sleep and wake-up", "times", "seconds", "expected MB", "moved MB", Column("total MB", 4),
-        Column("left MB", 5), Column("GB/s", 3), words(),
+        "sleep and wake-up", "times", "seconds", "expected", "moved", Column("total", 4),
+        Column("left", 5), Column("GB/s", 3), words(),
     )  # fmt: skip
     for name, group in _by_name(sleeps):
         wrong = sum(sleep.verdict != "ok" for sleep in group)
@@ -111,12 +111,17 @@ def _sleep_cells(group: Sequence[Transaction]) -> list[str]:
     return [
         str(len(group)),
         figures.seconds(fmean(sleep.seconds for sleep in group)),
-        figures.megabytes(fmean(sum(sleep.expected_bytes.values()) for sleep in group)),
-        figures.megabytes(fmean(sum(sleep.moved_bytes.values()) for sleep in group)),
-        figures.megabytes(fmean(changed)) if changed else "",
-        figures.megabytes(fmean(sum(sleep.left_bytes.values()) for sleep in group)),
+        _size(fmean(sum(sleep.expected_bytes.values()) for sleep in group)),
+        _size(fmean(sum(sleep.moved_bytes.values()) for sleep in group)),
+        _size(fmean(changed)) if changed else "",
+        _size(fmean(sum(sleep.left_bytes.values()) for sleep in group)),
         figures.gigabytes_per_second(fmean(rates)) if rates else "",
     ]
+
+
+def _size(size_bytes: float) -> str:
+    """Write memory; nothing for none."""
+    return figures.size(size_bytes) if size_bytes else ""
 
 
 def wrong_line(sleep: Transaction) -> str:
