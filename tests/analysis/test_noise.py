@@ -108,7 +108,8 @@ def test_thousands_of_steps_are_quick() -> None:
     """Ten thousand steps of each are compared by a part of them."""
     random = np.random.default_rng(2)
     steps = random.normal(1, 0.05, 10_000)
-    with warnings.catch_warnings(action="error"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         found = change(steps.tolist(), (steps * 1.01).tolist())
     assert found is not None and found.share == pytest.approx(0.01, abs=0.003)
 
