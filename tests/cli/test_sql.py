@@ -177,10 +177,8 @@ def test_a_missing_package_names_the_extra(run: Path, package: str) -> None:
         [sys.executable, "-c", code, "sql", run, "select 1"], check=False, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (6, "")
-    assert done.stderr == (
-        f"rltrace: SQL and frames need {package}, which is not installed here: pip install '.[sql]' in a clone of "
-        "rltrace\n"
-    )
+    assert done.stderr.startswith(f"rltrace: SQL and frames need {package}, which is not installed here: pip install ")
+    assert f"'{package}>=" in done.stderr and done.stderr.endswith(" (the extra [sql])\n")
 
 
 def test_a_closed_pipe_is_no_error(run: Path) -> None:
