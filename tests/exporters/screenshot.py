@@ -60,7 +60,7 @@ def shared_browser() -> Iterator[None]:
 def browser_page(width: int = 1600, height: int = 1000) -> Iterator[Page]:
     """A page of a Chromium, as of a user who has opened none before."""
     with nullcontext(_shared[0]) if _shared else running_browser() as browser:
-        context = browser.new_context(viewport={"width": width, "height": height})
+        context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce")
         yield context.new_page()
         context.close()
 

@@ -509,7 +509,8 @@ def test_bytes_are_shown_at_the_pointer(file: Path, verl: RunValues) -> None:
         browser.goto(file.as_uri())
         area = browser.locator("#step .pointed")
         area.scroll_into_view_if_needed()
-        box = area.bounding_box()
+        browser.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        box = area.bounding_box()  # the page is still by now: its tip goes when it scrolls
         assert box is not None
         browser.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 20)
         shown = dict(re.findall(r"([\w.]+)\t([\d.,]+) GiB", browser.inner_text("#tip")))

@@ -294,7 +294,10 @@ print("RESULT", run.info.run_id, tracked.settings.sync_file)
 
 
 def test_the_last_step_of_a_loop_without_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told, once, before the program closes its runs, and where it leaves that to the tracker, here W&B."""
+    """It is told, once, before the program closes its runs, and where it leaves that to the tracker, here W&B.
+
+    There it has a row of its own, because no row of the program follows.
+    """
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     words = [sys.executable, "-c", GENERATING, str(tmp_path / "run"), str(tmp_path / "events"), str(tmp_path / "x")]
     variables = {"RLTRACE_TRACKERS": "1", "WANDB_SILENT": "true", "RLTRACE_QUIET": "1"}

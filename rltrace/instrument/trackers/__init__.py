@@ -29,6 +29,7 @@ from rltrace.instrument.trackers.handing import HANDING, Step
 from rltrace.instrument.trackers.open_runs import (
     EVENT_FILES,
     OpenRun,
+    WandbRun,
     active_run_of_mlflow,
     find_runs,
     forget_file,
@@ -111,8 +112,9 @@ def file_closes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def run_closes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tell a run what is queued, before the program ends it."""
+    """Tell a run of W&B what is queued, before the program ends it."""
     HANDING.closes(args[0])
+    WandbRun(args[0]).closes()
 
 
 def active_run_closes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

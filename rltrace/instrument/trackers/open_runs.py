@@ -45,6 +45,11 @@ class WandbRun:
             self.tracked.define_metric(f"{PREFIX}*", step_metric=STEP_NUMBER, step_sync=False)
         self.tracked.log({STEP_NUMBER: number, **scalars}, commit=False)
 
+    def closes(self) -> None:
+        """Give what waits for the program's next row a row of its own: there is no next one, and W&B may drop it."""
+        if self.tracked in _WITH_AXIS:
+            self.tracked.log({}, commit=True)
+
 
 _WITH_AXIS: WeakSet[Any] = WeakSet()
 """Runs of W&B that know which axis our scalars are on."""
