@@ -1,8 +1,8 @@
 """A run in small: a driver, two workers, and an engine in a session of its own below each worker.
 
 `python toy_run.py supervise FOLDER MODE` runs it as `rltrace run` runs the reference run; MODE is what the driver does:
-"end" by itself, "fail", "notice" the death of a worker, be "deaf" to it, or kill its engines in a "shutdown" when it is
-interrupted.
+"end" by itself, end when its engines are "told" to by SIGUSR1, "fail", "notice" the death of a worker, be "deaf" to
+it, or kill its engines in a "shutdown" when it is interrupted.
 """
 
 from __future__ import annotations
@@ -54,14 +54,18 @@ def worker(rank: int, mode: str) -> None:
     with rltrace.phase("actor.update"):
         while engine.poll() is None:
             time.sleep(0.02)
-    if mode != "end":
+    if mode not in ("end", "told"):
         raise SystemExit("the engine is gone")
 
 
 def engine(rank: int, mode: str) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     rltrace.start(role="engine", rank=rank)
     with rltrace.phase("rollout.generate"):
-        time.sleep(0.5 if mode == "end" else 60)
+        if mode == "told":
+            signal.sigwait({signal.SIGUSR1})
+        else:
+            time.sleep(0.5 if mode == "end" else 60)
 
 
 def supervise(folder: Path, mode: str) -> int:

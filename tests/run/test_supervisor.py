@@ -601,9 +601,11 @@ def test_unrunnable_program_is_one_line(tmp_path: Path) -> None:
 
 def test_deleted_recording_keeps_end(start: Callable[[str], Run]) -> None:
     """A run whose Recording is deleted ends as it would otherwise."""
-    run = start("end")
-    run.everybody()
+    run = start("told")
+    everybody = run.everybody()
     shutil.rmtree(run.folder, ignore_errors=True)
+    for rank in range(2):
+        os.kill(everybody[f"rank {rank} engine"].pid, signal.SIGUSR1)
     code, errors = run.end()
     assert code == 0
     assert len(errors.splitlines()) == 1
