@@ -62,7 +62,7 @@ def idle_gaps(seen: Observations, windows: StepWindows) -> list[IdleGap]:
     """Return the gaps of each rank, or without ranks of each other process: start-up, first step, steady steps; the
     longest first."""
     phases, of_driver = lane_phases(seen), driver_phases(seen)
-    lanes = _lanes(phases)
+    lanes = shown_lanes(phases)
     busy = union(*(rows for lane in lanes for rows in phases[lane].values()))
     driver = _Spans(seen, [process for process in seen.processes if process.lane.is_driver])
     elsewhere = _Spans(seen, [process for process in seen.processes if _is_elsewhere(process.lane, lanes)])
@@ -78,7 +78,7 @@ def idle_gaps(seen: Observations, windows: StepWindows) -> list[IdleGap]:
     return found
 
 
-def _lanes(phases: Iterable[Lane]) -> list[Lane]:
+def shown_lanes(phases: Iterable[Lane]) -> list[Lane]:
     """Return the lanes that one figure can stand for, as in `steady.together`."""
     all_lanes = list(phases)
     ranks = [lane for lane in all_lanes if lane.rank is not None]

@@ -285,10 +285,14 @@ class _Device:
             phase=phase or self.phase_at(at_ns),
             at_seconds=(at_ns - self.seen.start_ns) / 1e9,
             used_bytes=self.used_bytes[index],
-            bytes=dict(zip(self.ledger.owners, self.owned_bytes[index], strict=True)),
+            bytes=self.owned(index),
             apart_seconds=apart_seconds,
             is_consistent=is_consistent,
         )
+
+    def owned(self, index: int) -> dict[str, int]:
+        """Return the bytes of each owner at a moment."""
+        return dict(zip(self.ledger.owners, self.owned_bytes[index], strict=True))
 
     def apart(self, index: int) -> tuple[float | None, bool | None]:
         """Return how far apart in seconds the samples of a moment are, and whether it is consistent; None where nobody
@@ -380,7 +384,7 @@ class _Device:
                     phase=name or self.phase_at(self.times_ns[index]),
                     at_seconds=(self.times_ns[index] - self.seen.start_ns) / 1e9,
                     used_bytes=self.used_bytes[index],
-                    bytes=dict(zip(self.ledger.owners, self.owned_bytes[index], strict=True)),
+                    bytes=self.owned(index),
                     apart_seconds=apart_seconds,
                     is_consistent=is_consistent,
                     side=side,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from rltrace.analysis.findings.amounts import as_text
-from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.finding import Finding, Setting
 from rltrace.analysis.findings.gaps import longest_gaps
 from rltrace.analysis.findings.run import PerStep, Run
-from rltrace.analysis.idle import IdleGap
+from rltrace.analysis.idle import IdleGap, shown_lanes
 from rltrace.analysis.intervals import Intervals, cut, outside, union
-from rltrace.analysis.lanes import Lane
 from rltrace.analysis.observations import once
 from rltrace.events import REQUEST
 
@@ -32,7 +31,7 @@ SETTINGS = (
 
 def judge(run: Run) -> list[Finding]:
     """Price the time in which no rank and no driver is in a phase, no request is in an engine, and nothing computes."""
-    lanes = _lanes(run)
+    lanes = shown_lanes(run.phases)
     price = gap_seconds(run)
     gaps = longest_gaps(run, {lane.name for lane in lanes}, _alone)
     most = f": most {gaps[0].words}" if gaps else ""
@@ -46,10 +45,6 @@ def judge(run: Run) -> list[Finding]:
             settings=[*(gap.mark for gap in gaps[:1] if gap.may_be_reward), *SETTINGS],
         )
     ]
-
-
-def _lanes(run: Run) -> list[Lane]:
-    return run.ranks or [lane for lane in run.phases if not lane.is_driver] or list(run.phases)
 
 
 def _alone(gap: IdleGap) -> float:
@@ -69,9 +64,8 @@ def gaps_of(run: Run) -> Intervals:
     Raises:
         UnjudgeableError: it cannot be known when nothing computed.
     """
-    lanes = _lanes(run)
-    if not lanes:
-        raise UnjudgeableError('no phase is marked; `with rltrace.phase("train")` marks one')
+    lanes = shown_lanes(run.phases)
+    run.require_phases(lanes)
     run.require_one_time()
     run.require_spans()
     requests = [

@@ -13,9 +13,11 @@ from rltrace.analysis.plan import asked
 from rltrace.analysis.plan.changes import Change, making_room, using_room
 from rltrace.analysis.plan.measured import Measured, of_summary
 from rltrace.analysis.plan.settings import Settings
+from rltrace.analysis.plan.shapes import UnknownModelError
 from rltrace.errors import ConfigError
 
 NAME = "planned_settings"
+UNKNOWN = "plan does not know its settings"
 
 ROOM = 0.25
 """Share of the card that is free at its fullest moment, from which on larger settings are named. It is half of what
@@ -50,17 +52,12 @@ def _settings(run: Run, known: Measured) -> tuple[Settings, Measured]:
         manifest = run.seen.recording.manifest
         found = asked.of_manifest(manifest, "its command", (), nothing_else, known)
         return found.settings, found.known or known
+    except UnknownModelError as lacking:
+        command = shlex.join(["rltrace", "plan", run.summary.run.path, "--model"])
+        remedy = f"{command} FOLDER says what fits, with the folder or config.json of such a checkpoint"
+        raise UnjudgeableError(f"{UNKNOWN}: {lacking.reason}; {remedy}") from None
     except ConfigError as lacking:
-        raise UnjudgeableError(f"plan does not know its settings: {_next_step(run, str(lacking))}") from None
-
-
-def _next_step(run: Run, lacking: str) -> str:
-    """Return what is missing; where it is the model, with the command that says what fits."""
-    reason, lacks_model, _ = lacking.partition("; give --model")
-    if not lacks_model:
-        return lacking
-    command = shlex.join(["rltrace", "plan", run.summary.run.path, "--model"])
-    return f"{reason}; {command} FOLDER says what fits, with the folder or config.json of such a checkpoint"
+        raise UnjudgeableError(f"{UNKNOWN}: {lacking}") from None
 
 
 def _out_of_memory(run: Run, settings: Settings, known: Measured, failure: OutOfMemory) -> list[Finding]:

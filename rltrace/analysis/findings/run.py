@@ -105,6 +105,15 @@ class Run:
             first = self.windows.numbers[1]
             raise UnjudgeableError(f"steps before step {first} may be gone: the oldest was dropped to bound the size")
 
+    def require_phases(self, lanes: Sequence[Lane]) -> None:
+        """Check that there are lanes with phases.
+
+        Raises:
+            UnjudgeableError: there are none.
+        """
+        if not lanes:
+            raise UnjudgeableError('no phase is marked; `with rltrace.phase("train")` marks one')
+
     def require_spans(self) -> None:
         """Check that the spans of the steady steps were kept, so that a gap is one in which nothing computed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -60,40 +61,11 @@ def judge(run: Run) -> list[Finding]:
         )
     median = float(np.median(run.step_seconds))
     over, is_slow = run.step_seconds - median, _stands_out(run.step_seconds, OVER_NOISE * median)
-    if not is_slow.any():
-        gaps = _gaps(run)
-        over, is_slow = gaps - float(np.median(gaps)), _stands_out(gaps, NOISE * median)
-        if is_slow.any():
-            return [_of_gaps(run, over, is_slow)]
-    if not is_slow.any():
-        return []
-    price = np.where(is_slow, over, 0.0)
-    worst, many = int(price.argmax()), int(is_slow.sum())
-    most = _most(run, worst)
-    which = f"Step {run.numbers[worst]} takes" if many == 1 else f"{many} of {len(run.steps)} steps take"
-    where = f", most in {most.phase} of {most.lane}" if most is not None else ""
-    is_rare = price.mean() < RARE * run.step_seconds.mean()
-    return [
-        run.finding(
-            NAME,
-            f"{which} {as_text(over[is_slow].mean())} longer than the median step{where}",
-            [
-                f"median {as_text(median)}; step {run.numbers[worst]}: {as_text(run.step_seconds[worst])}"
-                + (f", of which {as_text(most.seconds)} more than usual in {most.phase}" if most is not None else ""),
-                "slow: step " + ", ".join(str(run.numbers[at]) for at in np.flatnonzero(is_slow)[:NAMED].tolist()),
-            ],
-            per_step=None if is_rare else price,
-            once=float(price.sum()) if is_rare else None,
-            when="some_steps" if is_rare else "step",
-            steps=[run.numbers[at] for at in np.flatnonzero(is_slow).tolist()],
-            moment=run.moment(worst, None if most is None else most.rank),
-            less_because="what happens now and then may be needed, such as a checkpoint",
-            ranks=[] if most is None or most.rank is None else [most.rank],
-            phases=[] if most is None else [most.phase],
-            about=(),
-            settings=SETTINGS,
-        )
-    ]
+    if is_slow.any():
+        return [_of_length(run, over, is_slow)]
+    gaps = _gaps(run)
+    over, is_slow = gaps - float(np.median(gaps)), _stands_out(gaps, NOISE * median)
+    return [_of_gaps(run, over, is_slow)] if is_slow.any() else []
 
 
 def _stands_out(seconds: PerStep, least: float) -> NDArray[np.bool_]:
@@ -110,27 +82,63 @@ def _gaps(run: Run) -> PerStep:
         return np.zeros(len(run.steps))
 
 
+def _of_length(run: Run, over: PerStep, is_slow: NDArray[np.bool_]) -> Finding:
+    """Return the finding of steps that are longer."""
+    worst, many = _worst(over, is_slow), int(is_slow.sum())
+    most = _most(run, worst)
+    which = f"Step {run.numbers[worst]} takes" if many == 1 else f"{many} of {len(run.steps)} steps take"
+    where = f", most in {most.phase} of {most.lane}" if most is not None else ""
+    fact = (
+        f"median {as_text(np.median(run.step_seconds))}; step {run.numbers[worst]}: {as_text(run.step_seconds[worst])}"
+    )
+    if most is not None:
+        fact += f", of which {as_text(most.seconds)} more than usual in {most.phase}"
+    title = f"{which} {as_text(over[is_slow].mean())} longer than the median step{where}"
+    return _finding(run, over, is_slow, title, fact, most=most)
+
+
 def _of_gaps(run: Run, over: PerStep, is_slow: NDArray[np.bool_]) -> Finding:
     """Return the finding of steps that are not longer than others may be, but in which nothing computes for long."""
+    worst, many = _worst(over, is_slow), int(is_slow.sum())
+    which = f"step {run.numbers[worst]}" if many == 1 else f"{many} of {len(run.steps)} steps"
+    title = f"In {which} nothing computes for {as_text(over[is_slow].mean())} longer than in the median step"
+    fact = (
+        f"step {run.numbers[worst]}: {as_text(run.step_seconds[worst])}; steps differ by more than that, and their "
+        "time in which nothing computes does not"
+    )
+    return _finding(run, over, is_slow, title, fact, figures={IN_GAPS: float(over[worst])})
+
+
+def _worst(over: PerStep, is_slow: NDArray[np.bool_]) -> int:
+    return int(np.where(is_slow, over, 0.0).argmax())
+
+
+def _finding(
+    run: Run,
+    over: PerStep,
+    is_slow: NDArray[np.bool_],
+    title: str,
+    fact: str,
+    *,
+    most: _Most | None = None,
+    figures: Mapping[str, float] | None = None,
+) -> Finding:
+    """Return the finding of some steps, priced by how much more they take than the median step."""
     price, numbers = np.where(is_slow, over, 0.0), [run.numbers[at] for at in np.flatnonzero(is_slow).tolist()]
-    worst = int(price.argmax())
-    which = f"step {run.numbers[worst]}" if len(numbers) == 1 else f"{len(numbers)} of {len(run.steps)} steps"
-    is_rare = price.mean() < RARE * run.step_seconds.mean()
+    is_rare, rank = price.mean() < RARE * run.step_seconds.mean(), None if most is None else most.rank
     return run.finding(
         NAME,
-        f"In {which} nothing computes for {as_text(over[is_slow].mean())} longer than in the median step",
-        [
-            f"step {run.numbers[worst]}: {as_text(run.step_seconds[worst])}; steps differ by more than that, and their "
-            "time in which nothing computes does not",
-            "slow: step " + ", ".join(map(str, numbers[:NAMED])),
-        ],
+        title,
+        [fact, "slow: step " + ", ".join(map(str, numbers[:NAMED]))],
         per_step=None if is_rare else price,
         once=float(price.sum()) if is_rare else None,
         when="some_steps" if is_rare else "step",
         steps=numbers,
-        moment=run.moment(worst),
+        moment=run.moment(_worst(over, is_slow), rank),
         less_because="what happens now and then may be needed, such as a checkpoint",
-        figures={IN_GAPS: float(over[worst])},
+        figures=figures,
+        ranks=[] if rank is None else [rank],
+        phases=[] if most is None else [most.phase],
         about=(),
         settings=SETTINGS,
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from rltrace.analysis.findings.amounts import as_text
-from rltrace.analysis.findings.finding import Finding, UnjudgeableError
+from rltrace.analysis.findings.finding import Finding
 from rltrace.analysis.findings.gaps import longest_gaps
 from rltrace.analysis.findings.run import PerStep, Run
+from rltrace.analysis.idle import shown_lanes
 from rltrace.analysis.phases import UNLABELLED
 
 NAME = "unlabelled_work"
@@ -19,9 +20,8 @@ LEAST_SHARE = 0.05
 
 def judge(run: Run) -> list[Finding]:
     """Price the time in which ranks compute, and neither they nor the driver are in a phase."""
-    lanes = run.ranks or [lane for lane in run.phases if not lane.is_driver]
-    if not lanes:
-        raise UnjudgeableError('no phase is marked; `with rltrace.phase("train")` marks one')
+    lanes = [lane for lane in shown_lanes(run.phases) if not lane.is_driver]
+    run.require_phases(lanes)
     names = {lane.name for lane in lanes}
     price = _seconds(run, names)
     gaps = longest_gaps(run, names, lambda gap: gap.unlabelled_seconds)

@@ -10,7 +10,7 @@ from rltrace.analysis.plan import overrides, settings_reference, settings_trl, s
 from rltrace.analysis.plan.cards import Card, card_of
 from rltrace.analysis.plan.measured import Measured, with_engine
 from rltrace.analysis.plan.settings import Settings
-from rltrace.analysis.plan.shapes import ModelShape, read_shape, shape_of
+from rltrace.analysis.plan.shapes import ModelShape, UnknownModelError, read_shape, shape_of
 from rltrace.errors import ConfigError
 
 Reader = Callable[[str], dict[str, Any]]
@@ -128,11 +128,12 @@ def _model(wanted: Wanted, said: Any, name: str, where: str) -> ModelShape:
         return _shape(wanted.shape)
     path = wanted.model or said
     if not isinstance(path, str):
-        raise ConfigError(f"{where}: does not say {name}; give --model PATH, or the model's sizes by --shape")
+        raise UnknownModelError(f"{where}: does not say {name}", "give --model PATH, or the model's sizes by --shape")
     if not Path(path).exists() and wanted.model is None:
-        raise ConfigError(
-            f"{where}: {name} is {path}, which is not on this machine; give --model FOLDER, that of such a checkpoint, "
-            "or its sizes by --shape hidden_size=4096,num_hidden_layers=36,..."
+        raise UnknownModelError(
+            f"{where}: {name} is {path}, which is not on this machine",
+            "give --model FOLDER, that of such a checkpoint, or its sizes by --shape "
+            "hidden_size=4096,num_hidden_layers=36,...",
         )
     return read_shape(path)
 

@@ -31,6 +31,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """What a `config.json` means by keys that it does not have: the defaults of each family's class in transformers."""
 
 
+class UnknownModelError(ConfigError):
+    """Nobody says the sizes of the model."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
+
+
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a decoder-only transformer, in the words of transformers."""
 
@@ -169,16 +177,15 @@ def read_shape(path: str) -> ModelShape:
     """Return the shape that a checkpoint's folder, or its `config.json`, says.
 
     Raises:
-        ConfigError: there is none, or it is of a family that is not known.
+        ConfigError: there is none (`UnknownModelError`), or it is of a family that is not known.
     """
     file = Path(path) / "config.json" if not path.endswith(".json") else Path(path)
     try:
         said = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"{file}: {reason}; give --model the folder of a checkpoint on this machine, or its config.json"
-        ) from None
+        remedy = "give --model the folder of a checkpoint on this machine, or its config.json"
+        raise UnknownModelError(f"{file}: {reason}", remedy) from None
     if not isinstance(said, dict):
         raise ConfigError(f"{file}: holds {type(said).__name__}, not an object; give a checkpoint's config.json")
     return shape_of(said, str(file))

@@ -82,9 +82,7 @@ def joined(_token: Any, _result: Any, error: BaseException | None) -> None:
     own = str(os.getpid())
     if error is not None or recording is None or os.environ.get(TAKEN, own) != own:
         return
-    place = launched(os.environ)
-    if place is None:
-        place = _set_by_hand()
+    place = launched(os.environ) or _set_by_hand()
     if place is None or not _is_of_the_group(place):
         return
     if TAKEN not in os.environ:
