@@ -1,15 +1,14 @@
 """Follows findings of `rltrace why`: changes the setting that each one names, runs again, and prints what came true.
 
-Usage: followed_findings.py OUT [--ranks N] [--steps N]
+Usage: followed_findings.py OUT [--only SCENARIO ...] [--ranks N] [--steps N]
 
-The run is the reference run with Qwen3's shape of 1.7 billion parameters. A finding's price and bound are those of the
-run before the change; what came true is the difference of the mean steady steps.
+Each scenario is a reference run that has a fault, and the settings that its findings may name. A finding's price and
+bound are those of the run before the change; what came true is the difference of the mean steady steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import subprocess
 import sys
@@ -55,13 +54,38 @@ class Change(NamedTuple):
     value: Any
 
 
-CHANGES = (
-    Change("offloaded_layers", "ref", "offload", False),
-    Change("launch_bound", "actor", "micro_batch", 8),
-    Change("small_micro_batches", "actor", "micro_batch", 4),
-    Change("sender_waits", "rollout", "buckets", 4),
-    Change("sync_in_no_stage", "rollout", "keep_buckets", True),
-)
+class Scenario(NamedTuple):
+    """A first configuration, and the changes that its findings may ask for."""
+
+    sections: dict[str, dict[str, Any]]
+    changes: tuple[Change, ...]
+
+
+SMALL = {"hidden_size": 1024, "intermediate_size": 3072}
+WIDE = {"hidden_size": 3072, "num_hidden_layers": 24, "num_attention_heads": 24, "intermediate_size": 8192}
+"""Layers of 0.2 GB cross PCIe for longer than a host takes to launch them."""
+
+SCENARIOS = {
+    "small_batches": Scenario(
+        {},
+        (
+            Change("launch_bound", "actor", "micro_batch", 8),
+            Change("small_micro_batches", "actor", "micro_batch", 4),
+            Change("sender_waits", "rollout", "buckets", 4),
+            Change("sync_in_no_stage", "rollout", "keep_buckets", True),
+        ),
+    ),
+    "wide_layers": Scenario({"model": WIDE}, (Change("offloaded_layers", "ref", "offload", False),)),
+    "crowded_cache": Scenario(
+        {
+            "model": SMALL,
+            "task": {"prompts": 32},
+            "rollout": {"max_tokens": 512, "slots": 256, "gpu_memory_utilization": 0.1},
+            "actor": {"micro_batch": 8},
+        },
+        (Change("kv_cache", "rollout", "gpu_memory_utilization", 0.45),),
+    ),
+}
 
 
 def run(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -82,11 +106,9 @@ def rltrace(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def changed(config: dict[str, Any], change: Change) -> dict[str, Any]:
-    """Return a configuration with another setting."""
-    config = copy.deepcopy(config)
-    config[change.section][change.key] = change.value
-    return config
+def with_sections(sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return `BASE` with other values in its sections."""
+    return {key: value | sections.get(key, {}) if isinstance(value, dict) else value for key, value in BASE.items()}
 
 
 def found(why: dict[str, Any], finding: str) -> list[dict[str, Any]]:
@@ -94,20 +116,20 @@ def found(why: dict[str, Any], finding: str) -> list[dict[str, Any]]:
     return [one for one in why["findings"] if one["id"].partition("/")[0] == finding]
 
 
-def follow(out: Path, ranks: int, steps: int) -> Iterator[str]:
+def follow(out: Path, scenario: Scenario, ranks: int, steps: int) -> Iterator[str]:
     """Yield a line for each change that the run before asks for."""
-    base = BASE | {"ranks": ranks, "steps": steps}
+    base = with_sections(scenario.sections) | {"ranks": ranks, "steps": steps}
     before = run(out / "before", base)
     step_s = before["step_seconds"]
     yield f"before: a step takes {step_s:.3f} s"
     for one in before["findings"]:
         yield f"  {one['id']}: {one['seconds_per_step'] or 0:.3f} s, at most {one['bound_seconds'] or 0:.3f} s"
-    for change in CHANGES:
+    for change in scenario.changes:
         prices = found(before, change.finding)
         if not prices:
             yield f"{change.finding}: not found"
             continue
-        after = run(out / change.finding, changed(base, change))
+        after = run(out / change.finding, base | {change.section: base[change.section] | {change.key: change.value}})
         price_s = sum(one["seconds_per_step"] or 0.0 for one in prices)
         bound_s = sum(one["bound_seconds"] or 0.0 for one in prices)
         left_s = sum(one["seconds_per_step"] or 0.0 for one in found(after, change.finding))
@@ -122,11 +144,14 @@ def main() -> None:
     """Follow them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
+    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--steps", type=int, default=7)
     options = parser.parse_args()
-    for line in follow(options.out, options.ranks, options.steps):
-        print(line, flush=True)
+    for name in options.only:
+        print(f"{name}:", flush=True)
+        for line in follow(options.out / name, SCENARIOS[name], options.ranks, options.steps):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":
