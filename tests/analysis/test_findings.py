@@ -195,17 +195,17 @@ def engine_steps(usage: float, waiting: int, preempted: int) -> Callable[..., li
 
 
 def test_kv_cache_too_small(tmp_path: Path) -> None:
-    """Preempted requests are priced by the time in which requests wait; without one that time is a bound only."""
+    """If requests are preempted, the price is the share that waits of the time in which they do, which is the bound."""
     well, faulty, full = (PlantedRun(tmp_path / name) for name in ("well", "faulty", "full"))
     well.engine_more, faulty.engine_more = engine_steps(0.6, 3, 0), engine_steps(1.0, 3, 2)
     full.engine_more = engine_steps(1.0, 3, 0)
     assert not well.found("kv_cache")
     (finding,) = faulty.found("kv_cache")
-    has_price(finding, 1.2)
+    has_price(finding, 1.2 * 3 / (8 + 3))
+    assert finding.bound_seconds == pytest.approx(1.2, rel=CLOSE)
     (bounded,) = full.found("kv_cache")
     assert bounded.seconds_per_step is None and bounded.bound_seconds == pytest.approx(1.2, rel=CLOSE)
-    assert "none was preempted" in bounded.title and "preempted" not in bounded.less_because
-    assert "preempted ones" in finding.less_because
+    assert "none was preempted" in bounded.title and "6 were preempted" not in bounded.title
 
 
 # ---------------------------------------------------------------- the weight sync

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted_runs import CLOSE, STEP_SECONDS, TWO_PERCENT, PlantedRun, has_price, look
+from planted_runs import CLOSE, SECONDS, STEP_SECONDS, TWO_PERCENT, PlantedRun, has_price, look
 from recordings import Written, sample, span
 
 from rltrace.analysis.findings import why
@@ -197,7 +197,7 @@ def test_uneven_batches(tmp_path: Path) -> None:
 
 
 def test_offloaded_layers(tmp_path: Path) -> None:
-    """Layers in host memory are priced by how much longer the pass takes than the same pass of the actor."""
+    """Layers in host memory are priced by how much longer the pass takes than the actor's; all of it is the bound."""
 
     def offloaded(run: PlantedRun, size_bytes: float) -> None:
         def records(run: PlantedRun, rank: int, step: int, begin: float, end: float) -> list[Any]:
@@ -214,6 +214,7 @@ def test_offloaded_layers(tmp_path: Path) -> None:
     assert not well.found("offloaded_layers")
     (finding,) = faulty.found("offloaded_layers")
     has_price(finding, 0.5)
+    assert finding.bound_seconds == pytest.approx(SECONDS["ref.log_prob"] + 0.5, rel=0.05)
     assert finding.evidence.phases == ["ref.log_prob"]
     assert finding.bytes == pytest.approx(8 * 4e9) and finding.evidence.figures["crossings"] == 8
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,14 @@ SMALLER = (
 )
 
 
+class Waits(NamedTuple):
+    """When requests of an engine waited for room in its KV cache."""
+
+    seconds: PerStep
+    share: float
+    """How many of the requests did, meanwhile."""
+
+
 def judge(run: Run) -> list[Finding]:
     """Price the time in which requests wait for room; if the cache is far too large, tell its bytes."""
     kept = [process.engine_steps for process in run.seen.processes if process.engine_steps.pairs]
@@ -49,9 +58,9 @@ def judge(run: Run) -> list[Finding]:
         raise UnjudgeableError("no engine said in a steady step how full its KV cache is")
     preempted = int(_joined([np.array(steps.preempted) for steps in kept], inside).sum())
     most = float(usage.max())
-    waiting = np.max([_waiting(run, steps) for steps in kept], axis=0)
-    if preempted or (most >= FULL and waiting.any()):
-        return [_too_small(run, waiting, preempted, most)]
+    waits = max((_waiting(run, steps) for steps in kept), key=lambda found: float(found.seconds.sum()))
+    if preempted or (most >= FULL and waits.seconds.any()):
+        return [_too_small(run, waits, preempted, most)]
     return list(_too_large(run, most))
 
 
@@ -60,25 +69,34 @@ def _joined(columns: list[NDArray[np.float64]], inside: list[NDArray[np.bool_]])
     return np.concatenate([np.empty(0), *chosen])
 
 
-def _waiting(run: Run, steps: EngineSteps) -> PerStep:
-    """Return how long requests of an engine waited for room in its KV cache."""
-    waits = (np.array(steps.waiting) > 0) & (np.array(steps.kv_usage) >= FULL)
-    return run.seconds_in(steps.rows(run.seen.end_ns)[waits | (np.array(steps.preempted) > 0)])
+def _waiting(run: Run, steps: EngineSteps) -> Waits:
+    """Return how long requests of an engine waited for room in its KV cache, and how many of them."""
+    running, waiting = np.array(steps.running), np.array(steps.waiting)
+    is_full = ((waiting > 0) & (np.array(steps.kv_usage) >= FULL)) | (np.array(steps.preempted) > 0)
+    rows = steps.rows(run.seen.end_ns)
+    lengths_ns = (rows[:, 1] - rows[:, 0])[is_full]
+    of_waiting = np.maximum(waiting, 0)[is_full] / np.maximum(running + waiting, 1)[is_full]
+    share = float(np.average(of_waiting, weights=lengths_ns)) if lengths_ns.any() else 0.0
+    return Waits(run.seconds_in(rows[is_full]), share)
 
 
-def _too_small(run: Run, waiting: PerStep, preempted: int, most: float) -> Finding:
-    """Return the finding. If nothing was preempted, nothing is computed twice, and the time is only a bound."""
+def _too_small(run: Run, waits: Waits, preempted: int, most: float) -> Finding:
+    """Return the finding: an engine that computes all of them at once takes longer for each step, or does not."""
     lost = f"{preempted} were preempted and computed again" if preempted else "none was preempted"
+    at_most = float(waits.seconds.mean())
     return run.finding(
         NAME,
-        f"Requests wait for room in the KV cache for {as_text(waiting.mean())} of a step; {lost}",
-        [f"at most {most:.0%} of it is taken, in the engine in which they wait longest"],
-        per_step=waiting if preempted else None,
-        bound=float(waiting.mean()),
-        less_because="the engine computes others meanwhile"
-        + (": what is lost is the work of the preempted ones" if preempted else ""),
+        f"Requests wait for room in the KV cache for {as_text(at_most)} of a step; {lost}",
+        [
+            f"at most {most:.0%} of it is taken, in the engine in which they wait longest",
+            f"{waits.share:.0%} of its requests wait then, so that share of the time is the price",
+        ],
+        per_step=waits.seconds * waits.share if preempted else None,
+        bound=at_most,
+        less_because="a step of the engine takes longer with more requests"
+        + ("" if preempted else ", and computes others meanwhile"),
         basis="modelled",
-        figures={"preempted": float(preempted), "most_usage": most},
+        figures={"preempted": float(preempted), "most_usage": most, "waiting_share": waits.share},
         phases=[GENERATE],
         settings=LARGER,
     )

@@ -10,6 +10,7 @@ import numpy as np
 from rltrace.analysis.findings.amounts import as_text, bytes_as_text
 from rltrace.analysis.findings.capacity import least_free_in
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.launches import mean_seconds
 from rltrace.analysis.findings.programs import EXAMPLE
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.gpu_work import FORWARD
@@ -92,8 +93,10 @@ def _of_pass(run: Run, one: Pass) -> Iterator[Finding]:
         f"{one.phase} of each step: {bytes_as_text(size_bytes * crossings)} a rank",
         facts,
         per_step=longer,
+        bound=float(mean_seconds(run, one.phase).mean()),
         size_bytes=size_bytes * crossings,
-        less_because="on the card the layers take the room of something else, such as KV cache",
+        less_because="the forwards take their own time; on the card the layers take the room of something else, such "
+        "as KV cache",
         basis="modelled",
         figures={"host_bytes": size_bytes, "crossings": crossings},
         phases=[one.phase],
