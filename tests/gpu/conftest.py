@@ -14,6 +14,7 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "test_gpu_cuda_time": (),
     "test_gpu_kernels": (),
     "test_gpu_loops": (),
+    "test_gpu_pairs": (),
 }
 """Of which engines a test file needs one; none if there is none, and vLLM where the file is not here."""
 

@@ -1,6 +1,6 @@
 """A plain FSDP2 loop as people write it, which knows nothing of rltrace and measures itself: one process a GPU.
 
-Usage: torchrun --nproc-per-node N fsdp2_loop.py LOG [--shape tiny|1.7b] [--steps N] [--micro-batches N]
+Usage: torchrun --nproc-per-node N fsdp2_loop.py LOG [--shape tiny|1.7b] [--steps N] [--micro-batches N] [--replicas N]
 
 LOG gets one line of JSON a step and rank: `step`, `start_ns` and `end_ns` (monotonic), torch's own
 `max_memory_allocated` of the step and of each micro-batch, and milliseconds between CUDA events around every
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -30,9 +30,16 @@ SHAPES = {
 }
 
 
-def sharded(shape: str) -> Any:
+def mesh_of(replicas: int) -> DeviceMesh:
+    """Return all GPUs as one mesh, or as copies of one."""
+    ranks = dist.get_world_size()
+    if replicas == 1:
+        return init_device_mesh("cuda", (ranks,))
+    return init_device_mesh("cuda", (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
+
+
+def sharded(shape: str, mesh: DeviceMesh) -> Any:
     """Return a causal language model whose layers are sharded one by one."""
-    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(Qwen3Config(tie_word_embeddings=True, **SHAPES[shape]))
@@ -92,11 +99,12 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="1.7b")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--tokens", type=int, nargs=2, default=(4, 1024))
     options = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
-    model = sharded(options.shape)
+    model = sharded(options.shape, mesh_of(options.replicas))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     token_ids = torch.randint(SHAPES[options.shape]["vocab_size"], tuple(options.tokens), device="cuda")
     with options.log.with_suffix(f".{dist.get_rank()}.jsonl").open("w", buffering=1) as lines:
