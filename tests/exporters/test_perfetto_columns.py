@@ -14,6 +14,7 @@ import perfetto_by_events
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from part_of_recording import SHIPPED, first_rank_of
 from perfetto_by_events import PerfettoByEvents
 from recording_file import RecordingFile
 from rltrace_exporters import perfetto_packets, perfetto_process
@@ -27,8 +28,6 @@ from written_segments import damaged, process_of_segments, segments
 from rltrace.read import columns, native
 from rltrace.read.recording import Process, Recording
 
-RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
-SHIPPED = sorted(RECORDINGS.iterdir())
 ways = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -62,7 +61,12 @@ def packets(data: bytes) -> list[bytes]:
     return [packet.SerializeToString() for packet in packets_of(data)][:-1]
 
 
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+@pytest.fixture(scope="module", params=SHIPPED, ids=lambda file: file.stem)
+def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a shipped Recording with one rank of its trainer; of whole ones in tests/hostile."""
+    return first_rank_of(request.param, tmp_path_factory.mktemp("shipped"))
+
+
 def test_shipped_recordings_say_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace of columns says of every track what one of events says, and both encoders give the same packets."""
     assert native.library() is not None, f"segments are decoded {native.decoder()}"
@@ -71,7 +75,6 @@ def test_shipped_recordings_say_the_same(file: Path, monkeypatch: pytest.MonkeyP
     assert packets(found) == packets(by_python(file, monkeypatch))
 
 
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_importers_answer_the_same(file: Path, importer: Importer) -> None:
     """Both of Perfetto's importers give the same slices, arguments, counters, arrows and rows."""
     answers = [_answers(importer.load(trace)) for trace in (shipped(file), shipped_by_events(file))]

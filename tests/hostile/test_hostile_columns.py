@@ -1,6 +1,7 @@
 """Ten thousand processes of any records: the native decoder gives what the Python reader gives.
 
-Of two thousand more, what is kept for figures and what is exported is what events give.
+Of two thousand more, what is kept for figures and what is exported is what events give. So it is of whole shipped
+Recordings, of which the other tests read one rank.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from part_of_recording import SHIPPED
 from perfetto_by_events import PerfettoByEvents
-from same_columns import same_columns
+from same_columns import decoded_natively, same_columns
 from same_seen import same_seen
 from same_trace import said
 from test_perfetto_columns import by_python, export, packets
@@ -58,3 +60,13 @@ def test_what_is_exported(contents: list[bytes]) -> None:
         found = export(path)
         assert said(found) == said(export(path, PerfettoByEvents()))
         assert packets(found) == packets(by_python(path, patch))
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_whole_shipped_recordings(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for process in Recording.open(file).processes:
+        same_columns(process)
+        assert decoded_natively(process, monkeypatch) == process.records
+    found = export(file)
+    assert said(found) == said(export(file, PerfettoByEvents()))
+    assert packets(found) == packets(by_python(file, monkeypatch))

@@ -1,0 +1,22 @@
+"""A part of a shipped Recording: ranks that do the same as the first one are left out, which saves most of its time."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from rltrace.read.recording import Recording
+
+SHIPPED = sorted((Path(__file__).parents[1] / "examples" / "recordings").iterdir())
+"""All that are shipped."""
+
+
+def first_rank_of(path: Path, folder: Path) -> Path:
+    """Return a Recording like this one, with one trainer's rank; tests/hostile has the whole ones."""
+    whole = Recording.open(path)
+    kept = folder / path.stem
+    shutil.copytree(whole.folder, kept)
+    for process in whole.processes:
+        if process.role == "worker" and process.rank:
+            shutil.rmtree(kept / process.folder.relative_to(whole.folder))
+    return kept
