@@ -215,7 +215,7 @@ def test_an_engines_own_figures_size_its_kv_cache(name: str) -> None:
 
 
 def test_segments_that_are_kept_are_counted() -> None:
-    """What stays reserved after the cache was emptied is that of runs: 257 and 136 MiB, and none for 8B on 4 ranks."""
+    """What stays reserved after the cache was emptied is that of runs: 279, 154 and 7 MiB, and little for 8B."""
     middle = msgspec.structs.replace(
         QWEN3_8B, hidden_size=2048, num_hidden_layers=28, num_attention_heads=16, intermediate_size=6144,
         tie_word_embeddings=True,
@@ -230,10 +230,10 @@ def test_segments_that_are_kept_are_counted() -> None:
                 sequence_tokens=256,
                 ref_offload=True,
             )
-        ).left_bytes
+        ).left.bytes
         for model, shards, batch in ((middle, 1, 4), (middle, 2, 8), (middle, 2, 2), (QWEN3_8B, 4, 2))
     ]
-    measured = [260, 154, 7, 10]
+    measured = [279, 154, 7, 10]
     assert left == [pytest.approx(size * MEBIBYTE, abs=24 * MEBIBYTE) for size in measured]
 
 
@@ -255,10 +255,10 @@ def ceiling(found: Plan, ending: str) -> Any:
 
 
 def test_the_ceiling_fits_and_more_does_not(reference: Settings) -> None:
-    """The largest share fits by the plan itself; a little more does not, in the phase that was named."""
+    """The largest share fits by the plan itself; a step more does not, in the phase that was named."""
     largest = ceiling(plan(reference), "gpu_memory_utilization")
     at = plan(changed(reference, gpu_memory_utilization=largest.largest))
-    above = plan(changed(reference, gpu_memory_utilization=largest.largest + 0.01))
+    above = plan(changed(reference, gpu_memory_utilization=largest.largest + 0.002))
     assert (at.verdict == DOES_NOT_FIT, at.fails_in) == (False, None)
     assert (above.verdict, above.fails_in) == (DOES_NOT_FIT, largest.limited_by)
     tightest = min(above.phases, key=lambda phase: above.card_bytes - phase.least_bytes)

@@ -4,7 +4,8 @@ Usage: planned_peaks.py OUT [--only CASE ...] [--steps N] [--seconds S]
 
 Each case is a run of the reference run with random weights. A case that has run is not run again, so the command can be
 repeated; after S seconds it begins no other one. It prints planned and measured bytes as they come, and writes them to
-OUT/planned_peaks.json.
+OUT/planned_peaks.json. OUT/planned_cases.json has settings and measured MiB alone: tests/analysis/planned_cases.json is
+one of them, so that plans are held to the runs where there is no GPU.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import msgspec
 
 from rltrace.analysis.figures import figures
 from rltrace.analysis.plan import settings_reference
-from rltrace.analysis.plan.beside import Beside, beside
+from rltrace.analysis.plan.beside import PEAK, Beside, beside, measured_figures
 from rltrace.analysis.plan.measured import Measured, of_summary, with_engine
+from rltrace.analysis.plan.phases import ROLLOUT_PHASES
 from rltrace.analysis.plan.plan import Plan, plan
 from rltrace.analysis.plan.settings import Settings
 from rltrace.analysis.summary import Summary
@@ -182,6 +184,37 @@ def ceiling(out: Path, steps: int, ends: float) -> Iterator[str]:
             yield ended["said"][-700:]
 
 
+SECTIONS = ("ranks", "model", "task", "rollout", "actor", "ref")
+"""Of a configuration, what plan reads."""
+
+
+def measured_case(folder: Path) -> dict[str, Any]:
+    """Return the settings of a case that has run, and what was measured of it, in MiB."""
+    summary = summary_of(folder)
+    config = json.loads((folder / "run" / "manifest.json").read_text())["config"]
+    found = measured_figures(summary.memory[0])
+    is_kept = (PEAK, *ROLLOUT_PHASES, "actor.old_log_prob", "ref.log_prob", "actor.update")
+    return {
+        "config": {section: config[section] for section in SECTIONS},
+        "measured": {
+            what: round(size / 2**20, 1) for what, size in found.items() if size and what.split(": ")[0] in is_kept
+        },
+    }
+
+
+def tried(out: Path) -> list[dict[str, Any]]:
+    """Return how the runs with other shares of the card ended."""
+    found = []
+    for folder in sorted(out.glob("*_0.*")):
+        if not (folder / "done.json").is_file():
+            continue
+        code = json.loads((folder / "done.json").read_text())["exit_code"]
+        where = [one.moment.phase for one in summary_of(folder).out_of_memory]
+        share = float(folder.name.rpartition("_")[2])
+        found.append({"share": share, "exit_code": code, "out_of_memory_in": where[0] if where else None})
+    return found
+
+
 def main() -> None:
     """Run what has not run, and print all."""
     parser = argparse.ArgumentParser()
@@ -200,6 +233,13 @@ def main() -> None:
             for line in ceiling(options.out, options.steps, ends):
                 print(line, flush=True)
     (options.out / "planned_peaks.json").write_bytes(msgspec.json.format(msgspec.json.encode(kept)))
+    known = of_summary(CEILING, summary_of(options.out / CEILING))
+    cases = {
+        "cases": {name: measured_case(options.out / name) for name, rows in kept.items() if rows},
+        "known": msgspec.to_builtins(known),
+        "tried": tried(options.out),
+    }
+    (options.out / "planned_cases.json").write_bytes(msgspec.json.format(msgspec.json.encode(cases)))
 
 
 if __name__ == "__main__":

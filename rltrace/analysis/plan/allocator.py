@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from math import inf
 
 MEBIBYTE = 1 << 20
 ROUNDING = 512
@@ -52,6 +53,8 @@ class CachingAllocator:
     """Counts what is handed out and what is reserved."""
 
     is_expandable: bool = False
+    limit_bytes: float = inf
+    """Of the device. Before a segment would exceed it, the cache is emptied; with `expandable_segments` it is not."""
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     held_bytes: int = 0
@@ -113,6 +116,10 @@ class CachingAllocator:
 
     def _new_segment(self, size: int, pool: tuple[str, bool]) -> Block:
         segment = Segment(segment_bytes(size), pool)
+        if self.reserved_bytes + segment.size_bytes > self.limit_bytes:
+            self.empty_cache()
+        if self.reserved_bytes + segment.size_bytes > self.limit_bytes:
+            raise MemoryError(f"{size} more bytes than {self.reserved_bytes} exceed {self.limit_bytes}")
         self.segments.append(segment)
         self.reserved_bytes += segment.size_bytes
         self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)

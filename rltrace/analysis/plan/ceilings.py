@@ -162,7 +162,9 @@ def _micro_batch(settings: Settings, run: Run, known: Measured | None, margin: i
         return settings.card.total_bytes - max(one.least_bytes for one in again.phases if one.phase == UPDATE)
 
     def largest(least_free: int) -> int | None:
-        below, above = 0, settings.most_sequences + 1
+        if free(settings.most_sequences) >= least_free:  # a single one adds to no gradients, and may need less
+            return settings.most_sequences
+        below, above = 0, settings.most_sequences
         while above - below > 1:
             middle = (below + above) // 2
             below, above = (middle, above) if free(middle) >= least_free else (below, middle)

@@ -41,10 +41,6 @@ GRAPH_POOL = mebibytes(38, 30, f"private pools before anything is captured: 56 (
 
 CACHED = mebibytes(10, 30, f"left in the engine's cache: 0 to 37 MiB beside what the trainer's is computed to ({_8B})")
 
-LOGIT_BYTES = 18
-"""A number of the sampled logits over the whole vocabulary: in bf16, in fp32 as the sampler gets it, its probabilities,
-and its log-probs, with what the sampler sorts. 276 MiB of growth with 32 sequences, 300 with 16 of a larger model."""
-
 SHARE = 0.01
 """How far computed sizes may be off, of themselves: rounding by the allocator."""
 

@@ -133,13 +133,3 @@ def graphs(engine: Engine) -> Amount:
     is_known = engine.graph_sizes <= constants.GRAPH_SIZES
     uncertainty = pool.uncertainty_bytes + int(captured * (0.25 if is_known else 1))
     return Amount(pool.bytes + captured, uncertainty, f"{pool.source}; 1.9 MiB a layer for the graphs of 11 sizes")
-
-
-def generating(engine: Engine) -> int:
-    """Return what torch's cache of the engine grows by in a rollout: a prefill's layer and the sampled logits."""
-    model = engine.model
-    running = min(engine.sequences, engine.max_num_seqs)
-    tokens = min(running * engine.prompt_tokens, engine.max_num_batched_tokens)
-    width = model.mlp_width() // engine.tensor_parallel
-    layer = tokens * (2 * 3 * width + 2 * 3 * model.hidden_size)
-    return layer + running * model.vocab_size * constants.LOGIT_BYTES

@@ -7,9 +7,10 @@ from typing import NamedTuple
 from rltrace.analysis.plan import constants, engine, processes
 from rltrace.analysis.plan.amount import Amount
 from rltrace.analysis.plan.constants import SHARE
+from rltrace.analysis.plan.generation import generation
 from rltrace.analysis.plan.measured import Measured, weights_of
 from rltrace.analysis.plan.settings import Settings
-from rltrace.analysis.plan.training import Stage, Steps, walk
+from rltrace.analysis.plan.training import Leftover, Stage, Steps, walk
 
 PARAMS, OPTIMIZER, REF = "actor.params", "actor.optimizer", "ref.params"
 WEIGHTS, KV, BUCKET = "rollout.weights", "rollout.kv_cache", "weight_sync.bucket"
@@ -59,27 +60,28 @@ def run(settings: Settings, known: Measured | None = None, steps: Steps | None =
         known: Figures of an earlier Recording.
         steps: The trainer's phases, if they are known already.
     """
-    stages, left_bytes = walk(settings.trainer) if steps is None else steps
-    left = Amount(left_bytes + constants.CACHED.bytes, constants.CACHED.uncertainty_bytes, constants.CACHED.source)
+    stages, *kept = walk(settings.trainer) if steps is None else steps
+    own = _engine_cache(settings)
+    synced, left = (constants.total(constants.CACHED, _rest(one), own) for one in kept)
     always = processes.fixed(settings, known)
     resting = _resting(settings, stages)
-    trainer = [_training(settings, name, stage, always) for name, stage in stages.items()]
+    trainer = [_training(settings, name, stage, always, left) for name, stage in stages.items()]
     if settings.engine is None:
         return Run(trainer, 0, Amount(0, 0, ""), 0)
     rest = known.profile_rest if known is not None and known.profile_rest is not None else constants.PROFILE_REST
     beside = engine.beside_kv_cache(settings.engine, rest)
     kv_bytes = engine.kv_cache(settings.engine, settings.card.cuda_bytes, beside)
     awake = _awake(settings, kv_bytes, beside, known)
-    rollout = _rollout(settings, always, resting, awake, left)
+    rollout = _rollout(settings, always, resting, awake, synced, left)
     if settings.sync is not None and settings.sync.keeps:
         trainer = [_with(one, _buckets(settings)) for one in trainer]
     if settings.engine.is_relaunched:  # while the trainer works there is none
         alone = processes.without_engine(always)
-        trainer = [_training(settings, name, stage, alone) for name, stage in stages.items()]
-        there = _rollout(settings, alone, resting, {}, left)[-1].least_bytes
+        trainer = [_training(settings, name, stage, alone, left) for name, stage in stages.items()]
+        there = _rollout(settings, alone, resting, {}, synced, left)[-1].least_bytes
         return Run([*rollout, *trainer], kv_bytes, beside, there + constants.ENGINE_CONTEXT.bytes)
     if settings.engine.sleep_level == 0:  # it never sleeps
-        trainer = [_with(one, awake) for one in trainer]
+        trainer = [_with(one, awake | {CACHED: own}) for one in trainer]
     params = resting[PARAMS].bytes
     return Run([*rollout, *trainer], kv_bytes, beside, processes.at_engine_start(settings, params))
 
@@ -122,13 +124,42 @@ def _awake(settings: Settings, kv_bytes: int, beside: Amount, known: Measured | 
     }
 
 
+def _rest(left: Leftover) -> Amount:
+    return Amount(left.bytes, left.by_chance_bytes, "segments of which a part is in use")
+
+
+def _engine_cache(settings: Settings) -> Amount:
+    """Return what an engine that never sleeps, and so never empties its cache, keeps of its rollouts."""
+    own = settings.engine
+    if own is None or own.sleep_level or own.is_relaunched:
+        return Amount(0, 0, "")
+    size = generation(own).reserved_bytes
+    return Amount(size, size // 2, "the engine's cache of a rollout, which no sleep empties")
+
+
 def _with(held: Held, more: Bytes) -> Held:
-    sizes = {owner: amount.bytes for owner, amount in more.items()}
-    return Held(held.phase, held.bytes | more, held.least_bytes + sum(sizes.values()), (held.end_bytes or {}) | sizes)
+    sums = {
+        owner: constants.total(held.bytes[owner], amount) if owner in held.bytes else amount
+        for owner, amount in more.items()
+    }
+    end = held.end_bytes or {}
+    end |= {owner: end.get(owner, 0) + amount.bytes for owner, amount in more.items()}
+    return Held(held.phase, held.bytes | sums, held.least_bytes + _sum(more), end)
 
 
-def _rollout(settings: Settings, always: Bytes, resting: Bytes, awake: Bytes, left: Amount) -> list[Held]:
-    """Return the phases from waking to sleep."""
+def _rollout(
+    settings: Settings, always: Bytes, resting: Bytes, awake: Bytes, synced: Amount, left: Amount
+) -> list[Held]:
+    """Return the phases from waking to sleep.
+
+    Args:
+        settings: The run.
+        always: What the processes hold because they exist.
+        resting: What the trainer holds between its phases.
+        awake: What the engine holds.
+        synced: What the trainer's cache keeps in the sync.
+        left: What it keeps in the rollout.
+    """
     sync, own = settings.sync, settings.engine
     assert own is not None
     is_away = settings.trainer.offload
@@ -139,18 +170,20 @@ def _rollout(settings: Settings, always: Bytes, resting: Bytes, awake: Bytes, le
     cached = left.bytes + (_sum(buckets) if stays else 0)
     after = always | kept | awake | {CACHED: Amount(cached, left.uncertainty_bytes, "the buckets of the sync, freed")}
     after |= buckets if sync is not None and sync.keeps else {}
-    grown = engine.generating(own)
-    generating = after | {CACHED: Amount(cached + grown, left.uncertainty_bytes + grown // 2, "a prefill, and logits")}
+    grown, least = (0, 0) if _engine_cache(settings).bytes else generation(own)
+    within = left.uncertainty_bytes + grown // 4
+    generating = after | {CACHED: Amount(cached + grown, within, "a prefill, and logits, walked through")}
     found = []
     is_awake = not own.is_staged or own.sleep_level == 0
     if own.is_relaunched:
         found.append(_fixed("weight_sync", after))
     else:
-        during = always | syncing | (awake if is_awake else {WEIGHTS: awake[WEIGHTS]}) | {CACHED: left}
+        during = always | syncing | (awake if is_awake else {WEIGHTS: awake[WEIGHTS]}) | {CACHED: synced}
+        during |= buckets if sync is not None and sync.keeps else {}
         found += [] if own.sleep_level == 0 else [_fixed("rollout.wake_weights", during)]
         found += [] if sync is None else [_syncing(settings, during, buckets)]
         found += [] if is_awake else [_fixed("rollout.wake_kv_cache", after)]
-    return [*found, Held("rollout.generate", generating, _sum(after))]
+    return [*found, Held("rollout.generate", generating, _sum(after) + least)]
 
 
 def _buckets(settings: Settings) -> Bytes:
@@ -192,7 +225,7 @@ def _sum(held: Bytes) -> int:
     return sum(amount.bytes for amount in held.values())
 
 
-def _training(settings: Settings, phase: str, stage: Stage, always: Bytes) -> Held:
+def _training(settings: Settings, phase: str, stage: Stage, always: Bytes, left: Amount) -> Held:
     """Return a phase of the trainer, its cache as it is when most was handed out."""
     share = SHARE if settings.is_measured else 0.1
     handed_out = stage.most.owners
@@ -209,7 +242,7 @@ def _training(settings: Settings, phase: str, stage: Stage, always: Bytes) -> He
     fixed = _sum(always) + rest.bytes
     end = _at_end(stage, always)
     if settings.trainer.offload and phase == UPDATE:  # both have left when it ends, and the cache was emptied
-        end |= {PARAMS: 0, OPTIMIZER: 0, CACHED: constants.CACHED.bytes}
+        end |= {PARAMS: 0, OPTIMIZER: 0, CACHED: left.bytes}
     return Held(phase, always | held, fixed + stage.most_held_bytes, end)
 
 

@@ -49,6 +49,8 @@ def settings(config: Mapping[str, Any], card: Card) -> Settings:
         shards=ranks,
         sequences=min(actor["micro_batch"], in_minibatch),
         log_prob_sequences=min(actor["micro_batch"], sequences),
+        update_sequences=in_minibatch,
+        rollout_sequences=sequences,
         sequence_tokens=tokens,
         ref_offload=config["ref"]["offload"],
         offload=actor["offload"],

@@ -104,6 +104,7 @@ def _trainer(values: Values, model: ModelShape, ranks: int, sequences: int) -> T
         recompute=values.is_on("gradient_checkpointing"),
         sequences=sequences,
         log_prob_sequences=sequences,
+        update_sequences=sequences * values.whole("gradient_accumulation_steps"),
         sequence_tokens=values.whole("max_prompt_length") + values.whole("max_completion_length"),
         has_ref=float(values.of("beta") or 0) != 0 and not is_peft,
         ref_bytes=dtype,

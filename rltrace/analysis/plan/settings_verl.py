@@ -131,6 +131,7 @@ def _trainer(values: Values, model: ModelShape, ranks: int) -> tuple[Trainer, in
         recompute=values.is_on("actor_rollout_ref.model.enable_gradient_checkpointing"),
         sequences=min(usual, in_minibatch),
         log_prob_sequences=log_probs,
+        update_sequences=in_minibatch,
         sequence_tokens=tokens,
         has_ref=(values.is_on(f"{ACTOR}.use_kl_loss") or values.is_on("algorithm.use_kl_in_reward")) and not lora,
         ref_offload=values.is_on(f"{REF}.fsdp_config.param_offload"),

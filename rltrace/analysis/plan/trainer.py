@@ -34,6 +34,10 @@ class Trainer(msgspec.Struct, frozen=True, kw_only=True):
     """Of one micro-batch of the update."""
     log_prob_sequences: int = 1
     """Of one micro-batch of log-probs."""
+    update_sequences: int | None = None
+    """Of one optimizer step; None if many micro-batches make one."""
+    rollout_sequences: int | None = None
+    """Of all log-probs of a step; None if they take many micro-batches."""
     sequence_tokens: int = 1
     has_ref: bool = True
     ref_offload: bool = False
@@ -52,3 +56,8 @@ class Trainer(msgspec.Struct, frozen=True, kw_only=True):
     def micro_batch(self, with_grad: bool) -> int:
         """Return how many sequences are taken at once."""
         return self.sequences if with_grad else self.log_prob_sequences
+
+    def micro_batches(self, with_grad: bool) -> int:
+        """Return how many there are, up to 2: each later one repeats the second, which adds to gradients."""
+        whole = self.update_sequences if with_grad else self.rollout_sequences
+        return 2 if whole is None else min(-(-whole // self.micro_batch(with_grad)), 2)

@@ -7,6 +7,7 @@ micro-batches are enough, since each repeats the last one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,8 +26,6 @@ REDUCE = "reduce_scatter"
 WORKSPACE_BYTES = 32 << 20
 """cuBLAS's workspace for one thread's handle on Hopper (`getChosenWorkspaceSize` in `aten/src/ATen/cuda/
 CublasHandlePool.cpp`: 32 MiB from compute capability 9.0 on). A forward and a backward run on threads of their own."""
-MICRO_BATCHES = 2
-"""How many are walked through: the second one adds to gradients that are there."""
 
 
 class Moment(NamedTuple):
@@ -49,12 +48,23 @@ class Stage(NamedTuple):
     named_peaks: dict[str, int]
 
 
+class Leftover(NamedTuple):
+    """What an emptied cache keeps: the rest of segments of which something is in use."""
+
+    bytes: int
+    by_chance_bytes: int
+    """The largest segment that only a workspace of cuBLAS keeps. It might as well lie in another one, or that one in a
+    third, so as much may be kept more, or less."""
+
+
 @dataclass
 class Group:
     """Parameters that FSDP gathers together."""
 
     shapes: Shapes
     reshard_after_forward: bool
+    element_bytes: int
+    """Of its shards."""
     is_offloaded: bool = False
     owner: str = "actor.params"
     gathered: list[Block] = field(default_factory=list)
@@ -95,13 +105,18 @@ class Walk:
         """Bytes by owner of what has one."""
         self.peaks: dict[str, int] = {}
         self.most: Moment | None = None
+        self.most_bytes = 0
         self.gathering: Block | None = None
         self.reducing: Block | None = None
+        self.params: list[Block] = []
         self.optimizer: list[Block] = []
-        self.away: list[int] = []
-        """Sizes of the states that are in host memory."""
+        self.away: dict[str, list[int]] = {}
+        """Sizes of the parameters and states that are in host memory, by owner."""
         self.adapter_grads: Block | None = None
-        self.workspaces = 0
+        self.orders: dict[int, list[tuple[str, int]]] = {}
+        self.normed: list[Block] = []
+        """What the last norm keeps for its backward."""
+        self.workspaces: list[Block] = []
         self.actor = model_of(trainer, is_ref=False)
         self.ref = model_of(trainer, is_ref=True) if trainer.has_ref else None
         self.place_shards()
@@ -114,8 +129,8 @@ class Walk:
         if owner:
             self.named[owner] = self.named.get(owner, 0) + block.size_bytes
             self.peaks[owner] = max(self.peaks.get(owner, 0), self.named[owner])
-        if self.most is None or self.allocator.allocated_bytes > sum(self.most.owners.values()):
-            self.most = self.now()
+        if self.most is None or self.allocator.allocated_bytes > self.most_bytes:
+            self.most, self.most_bytes = self.now(), self.allocator.allocated_bytes
         return block
 
     def give(self, *blocks: Block, owner: str = "") -> None:
@@ -153,29 +168,58 @@ class Walk:
         t = self.trainer
         for group in self.actor.groups:
             for size in self.sharded(group, t.param_bytes):
-                self.take(size, "actor.params")
+                self.params.append(self.take(size, "actor.params"))
         for group in self.ref.groups if self.ref is not None and not t.ref_offload else []:
             for size in self.sharded(group, t.ref_bytes):
                 self.take(size, "ref.params")
 
     def offload(self) -> None:
-        """Take the states to host memory; the parameters are there again whenever the trainer works."""
-        self.away = [block.size_bytes for block in self.optimizer]
+        """Take parameters and states to host memory, and empty the cache."""
+        self.away |= {
+            owner: [block.size_bytes for block in blocks]
+            for owner, blocks in (("actor.params", self.params), ("actor.optimizer", self.optimizer))
+            if blocks
+        }
+        self.give(*self.params, owner="actor.params")
         self.give(*self.optimizer, owner="actor.optimizer")
-        self.optimizer = []
+        self.params, self.optimizer = [], []
+        self.allocator.empty_cache()
+
+    def onload(self, owner: str) -> list[Block]:
+        """Bring what is away back from host memory."""
+        return [self.take(size, owner) for size in self.away.pop(owner, [])]
+
+    def sync(self) -> tuple[Leftover, Leftover]:
+        """Empty the cache, pass the parameters to the engine, and leave the card to it.
+
+        Returns:
+            What is cached while the parameters are there for the engine, and while it generates.
+        """
+        self.params += self.onload("actor.params")
+        self.allocator.empty_cache()
+        during = self.leftover()
+        if self.trainer.offload:
+            self.offload()
+        return during, self.leftover()
+
+    def leftover(self) -> Leftover:
+        """Return what is still cached when the cache was just emptied."""
+        pinning = Counter(block.segment for block in self.workspaces)
+        alone = [segment.size_bytes for segment, count in pinning.items() if segment.in_use == count]
+        return Leftover(self.allocator.reserved_bytes - self.allocator.allocated_bytes, max(alone, default=0))
 
     def place_others(self) -> None:
         """Make adapters, and DDP's buckets, which are as large as all gradients."""
         t = self.trainer
         if t.trained is not None:
-            self.take(-(-t.trained // t.shards) * t.param_bytes, "actor.params")
+            self.params.append(self.take(-(-t.trained // t.shards) * t.param_bytes, "actor.params"))
         if not t.is_gathered and t.replicas > 1:
             self.take((t.model.count() if t.trained is None else t.trained) * t.param_bytes, UNATTRIBUTED)
 
     def unshard(self, group: Group, *, is_forward: bool) -> None:
         """Gather a group's parameters."""
         t = self.trainer
-        if group.gathered or (not t.is_gathered and t.param_bytes == t.compute_bytes):
+        if group.gathered or (not t.is_gathered and group.element_bytes == t.compute_bytes):
             return
         sizes = [t.compute_bytes * prod(shape) for shape in group.shapes.values()]
         if t.shards == 1:
@@ -208,7 +252,7 @@ class Walk:
     def _copy_alone(self, group: Group, sizes: list[int]) -> None:
         """Cast the parameters one by one: a single rank gathers nothing."""
         cast: Block | None = None
-        needs_copy = group.is_offloaded or self.trainer.param_bytes != self.trainer.compute_bytes
+        needs_copy = group.is_offloaded or group.element_bytes != self.trainer.compute_bytes
         for size in sizes:
             before, cast = cast, self.take(size) if needs_copy else None
             if before is not None:
@@ -224,9 +268,8 @@ class Walk:
 
     def workspace(self, number: int) -> None:
         """Take cuBLAS's workspace for a thread that multiplies for the first time."""
-        while self.workspaces < number:
-            self.take(WORKSPACE_BYTES, UNATTRIBUTED)
-            self.workspaces += 1
+        while len(self.workspaces) < number:
+            self.workspaces.append(self.take(WORKSPACE_BYTES, UNATTRIBUTED))
 
     def forward(self, model: Sharded, *, with_grad: bool) -> tuple[list[Block], list[Block]]:
         """Run all layers and the head.
@@ -235,26 +278,29 @@ class Walk:
             What the layers keep, and what the loss keeps.
         """
         t = self.trainer
-        self.workspace(1)
         sizes = self._sizes(with_grad=with_grad)
-        one = activations.of_layer(t.model, t.micro_batch(with_grad) * t.sequence_tokens)
+        tokens = t.micro_batch(with_grad) * t.sequence_tokens
+        one = activations.of_layer(t.model, tokens)
         self.unshard(model.root, is_forward=True)
         with self.gathered(model.embedding):
             hidden = self.take(sizes.hidden)
         kept: list[Block] = []
         for group in model.layers:
             with self.gathered(group):
-                kept += [self.take(size) for size in one.kept] if with_grad and not t.recompute else []
-                needed = [self.take(size) for size in one.forward]
-                before, hidden = hidden, self.take(sizes.hidden)
-                self.give(*needed)
+                self.workspace(1)
+                before = hidden
+                if with_grad and not t.recompute:
+                    kept += [self.take(size) for size in one.kept]
+                    hidden = self.take(sizes.hidden)
+                else:
+                    hidden = self.layer(tokens)
                 if with_grad and t.recompute:
                     kept.append(before)
                 else:
                     self.give(before)
+        normed = self._norm(hidden, sizes, with_grad=with_grad)
         with self.gathered(model.head):
-            loss = self._head(sizes, with_grad=with_grad)
-        self.give(hidden)
+            loss = self._head(normed, sizes, with_grad=with_grad)
         if model.root.reshard_after_forward:
             self.reshard(model.root)
         return kept, loss
@@ -273,9 +319,42 @@ class Walk:
         yield
         self.reshard(group)
 
-    def _head(self, sizes: activations.Logits, *, with_grad: bool) -> list[Block]:
+    def order(self, tokens: int) -> list[tuple[str, int]]:
+        """Return what a layer makes and frees; all layers are alike."""
+        if tokens not in self.orders:
+            self.orders[tokens] = list(activations.order_of_layer(self.trainer.model, tokens))
+        return self.orders[tokens]
+
+    def layer(self, tokens: int) -> Block:
+        """Run one decoder layer and keep nothing but what it returns."""
+        held: dict[str, Block] = {}
+        for name, size in self.order(tokens):
+            if size == activations.FREED:
+                self.give(held.pop(name))
+            else:
+                held[name] = self.take(size)
+        return held["out"]
+
+    def _norm(self, hidden: Block, sizes: activations.Logits, *, with_grad: bool) -> Block:
+        """Take the last norm, in fp32, of which the backward needs all but the squares and the scaled."""
+        upcast = self.take(sizes.hidden_fp32)
+        self.give(self.take(sizes.hidden_fp32))  # squares
+        scaled = self.take(sizes.hidden_fp32)
+        if not with_grad:
+            self.give(upcast)
+        cast, out = self.take(sizes.hidden), self.take(sizes.hidden)
+        self.give(scaled, hidden)
+        if with_grad:
+            self.normed = [upcast, cast, out]
+        else:
+            self.give(cast)
+        return out
+
+    def _head(self, hidden: Block, sizes: activations.Logits, *, with_grad: bool) -> list[Block]:
         """Make the logits and their log-softmax, in fp32."""
         logits = self.take(sizes.logits)
+        if not with_grad:
+            self.give(hidden)
         chunk = sizes.scores
         upcast = self.take(chunk)
         scaled = self.take(chunk)
@@ -290,11 +369,10 @@ class Walk:
     def backward(self, model: Sharded, kept: list[Block], loss: list[Block]) -> None:
         """Run backward of what a forward kept, and reduce each group's gradients."""
         t, layers = self.trainer, model.layers
-        self.workspace(2)
         sizes = self._sizes(with_grad=True)
         one = activations.of_layer(t.model, t.micro_batch(True) * t.sequence_tokens)
         self.unshard(model.root, is_forward=False)
-        gradient = self._head_backward(model, sizes, loss)
+        gradient = self._norm_backward(self._head_backward(model, sizes, loss), sizes)
         per_layer = len(kept) // max(len(layers), 1)
         for number, group in reversed(list(enumerate(layers))):
             self.unshard(group, is_forward=False)
@@ -349,12 +427,29 @@ class Walk:
         self.give(scaled)
         whole = self.take(sizes.logits)
         self.give(cast)
+        self.workspace(2)
         gradient = self.take(sizes.hidden)
         head = self.trainer.compute_bytes * elements(self.trainer.model.embedding())
         group.gradients = [self.take(head)] if self.trainer.trained is None else []
         self.give(whole)
         if model.head is not None:
             self.reduce(model.head)
+        return gradient
+
+    def _norm_backward(self, gradient: Block, sizes: activations.Logits) -> Block:
+        """Free what the last norm has kept, and return the gradient of what it read."""
+        upcast, cast, out = self.normed
+        self.give(out)
+        scaled = self.take(sizes.hidden)
+        self.give(gradient, cast)
+        gradient = self.take(sizes.hidden_fp32)
+        self.give(scaled)
+        parts = [self.take(sizes.hidden_fp32) for _ in range(2)]
+        self.give(gradient, upcast)
+        total = self.take(sizes.hidden_fp32)
+        self.give(*parts)
+        gradient = self.take(sizes.hidden)
+        self.give(total)
         return gradient
 
     def reduce(self, group: Group) -> None:
@@ -381,19 +476,17 @@ class Walk:
 
     def log_probs(self, model: Sharded) -> None:
         """Compute log-probs, micro-batch by micro-batch."""
-        for _ in range(MICRO_BATCHES):
+        for _ in range(self.trainer.micro_batches(with_grad=False)):
             self.forward(model, with_grad=False)
         self._drop_gathering()
 
     def update(self) -> None:
         """Make one optimizer step; states that are offloaded come back for it."""
         t = self.trainer
-        if self.away:
-            self.optimizer = [self.take(size, "actor.optimizer") for size in self.away]
-            self.away = []
+        self.optimizer += self.onload("actor.optimizer")
         if t.trained is not None:
             self.adapter_grads = self.take(-(-t.trained // t.shards) * t.param_bytes, "actor.grads")
-        for _ in range(MICRO_BATCHES):
+        for _ in range(t.micro_batches(with_grad=True)):
             kept, loss = self.forward(self.actor, with_grad=True)
             self._drop_gathering()
             self.backward(self.actor, kept, loss)
@@ -410,7 +503,7 @@ class Walk:
         sizes = [size for group in self.actor.groups for size in self.sharded(group, t.param_bytes)]
         if t.trained is not None:
             sizes = [-(-t.trained // t.shards) * t.param_bytes]
-        if not self.optimizer and not self.away:
+        if not self.optimizer:
             states = [round(size * t.optimizer_bytes / t.param_bytes) for size in sizes for _ in range(t.states)]
             self.optimizer = [self.take(state, "actor.optimizer") for state in states]
         if t.optimizer_is_foreach:
@@ -428,9 +521,10 @@ def model_of(trainer: Trainer, *, is_ref: bool) -> Sharded:
     """Return the groups that FSDP gathers."""
     model = trainer.model
     owner = "ref.params" if is_ref else "actor.params"
+    element_bytes = trainer.ref_bytes if is_ref else trainer.param_bytes
 
     def group(shapes: Shapes, reshards: bool) -> Group:
-        return Group(shapes, reshards, is_ref and trainer.ref_offload, owner)
+        return Group(shapes, reshards, element_bytes, is_ref and trainer.ref_offload, owner)
 
     layers = [group(model.layer(index), True) for index in range(model.num_hidden_layers)]
     if not trainer.wraps_embedding or model.tie_word_embeddings:
@@ -441,11 +535,12 @@ def model_of(trainer: Trainer, *, is_ref: bool) -> Sharded:
 
 
 class Steps(NamedTuple):
-    """The phases of the last step, and what it leaves."""
+    """The phases of the last step, and what it leaves to the next sync and rollout."""
 
     stages: dict[str, Stage]
-    left_bytes: int
-    """What is still cached when the cache was emptied: segments of which something is in use."""
+    synced: Leftover
+    left: Leftover
+    """In the rollout, where parameters and states are away if they are offloaded."""
 
 
 def walk(trainer: Trainer, steps: int = 2) -> Steps:
@@ -453,11 +548,12 @@ def walk(trainer: Trainer, steps: int = 2) -> Steps:
     process = Walk(trainer)
     stages: dict[str, Stage] = {}
     for _ in range(steps):
+        process.sync()
+        process.params += process.onload("actor.params")
         stages["actor.old_log_prob"] = process.stage(partial(process.log_probs, process.actor))
         if (ref := process.ref) is not None:
             stages["ref.log_prob"] = process.stage(partial(process.log_probs, ref))
         stages["actor.update"] = process.stage(process.update)
         if trainer.offload:
             process.offload()
-        process.allocator.empty_cache()
-    return Steps(stages, process.allocator.reserved_bytes - process.allocator.allocated_bytes)
+    return Steps(stages, *process.sync())
