@@ -6,7 +6,7 @@ shift
 mkdir -p "$folder"
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader | tee "$folder/gpu.txt"
 configuration=examples/memory_journey/gpu.yaml
-for name in "${@:-v0_naive v1_relaunch v2_sleep v3_staged sync}"; do
+for name in "${@:-v0_naive v1_relaunch v2_sleep v3_staged v4_torch_memory_saver sync}"; do
   for one in $name; do
     if [ "$one" = sync ]; then
       sed 's/^  gpu_memory_utilization: .*/  gpu_memory_utilization: 0.3/' "$configuration" > "$folder/sync.yaml"
