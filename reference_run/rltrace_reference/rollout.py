@@ -15,12 +15,12 @@ from rltrace.errors import RunError
 from rltrace_reference import batch, process_exit, task
 from rltrace_reference.batch import Batch
 from rltrace_reference.channel import Channel
-from rltrace_reference.config import Config
+from rltrace_reference.config import ENGINES, Config
 from rltrace_reference.device_memory import DeviceMemory
 from rltrace_reference.engine.last_words import last_words
 
-END_SECONDS = {"embedded": 5.0, "vllm": 5.0, "sglang": 30.0}
-"""How long an engine may take to end before it is killed; SGLang's ends its scheduler first."""
+END_SECONDS, END_SECONDS_OF_SGLANG = 5.0, 30.0
+"""How long an engine may take to end before it is killed; SGLang ends its scheduler first."""
 
 
 class Rollout:
@@ -33,7 +33,7 @@ class Rollout:
         """What limits worker and engine together."""
         self.addresses = ""
         """Digest of the addresses of weights and KV cache in the last rollout."""
-        self.end_seconds = END_SECONDS[config.rollout.engine]
+        self.end_seconds = END_SECONDS_OF_SGLANG if config.rollout.engine == "sglang" else END_SECONDS
         self._retired: subprocess.Popen[bytes] | None = None
         self._launched = threading.Event()
         self._spawn(checkpoint=None)
@@ -41,7 +41,7 @@ class Rollout:
     def _spawn(self, checkpoint: str | None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         # The embedded engine says everything in its answers; others, and their children, only on stderr.
-        is_of_others = self.config.rollout.engine != "embedded"
+        is_of_others = self.config.rollout.engine in ENGINES["cuda"]
         self.stderr: IO[bytes] | None = os.fdopen(os.memfd_create("stderr"), "rb") if is_of_others else None
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rltrace_reference.engine", str(theirs.fileno())],
