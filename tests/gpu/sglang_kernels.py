@@ -1,6 +1,6 @@
 """Compiles the kernels that SGLang 0.5.12 would compile one after another while its engine starts, all at once.
 
-`python3 tests/gpu/sglang_kernels.py`: for Qwen3 in bf16 with heads of 128 elements and 8 of them for keys and values, as
+`python3 tests/gpu/sglang_kernels.py`: for Qwen3 in bf16 with heads of 128 elements, 8 of them for keys and values, as
 `examples/memory_journey/gpu.yaml` has. Each goes to the same cache, where an engine that starts meanwhile waits for it.
 """
 
