@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -58,6 +59,7 @@ class SglangEngine:
 
     def start(self) -> None:
         """Load weights, reserve the KV pool and capture graphs, all in SGLang's constructor."""
+        show_cuda_runtime()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         run = functools.partial(sglang_scheduler.run, theirs, msgspec.to_builtins(self.config), self.rank)
         kind = type("Engine", (self.module.Engine,), {"run_scheduler_process_func": staticmethod(run)})
@@ -207,6 +209,17 @@ def response(answer: dict[str, Any], rank: int) -> Response:
             f"{len(tokens)} others"
         )
     return Response(tokens, finite(log_probs, rank))
+
+
+def show_cuda_runtime() -> None:
+    """Let processes below this one find the CUDA runtime that torch has loaded here.
+
+    torch_memory_saver is preloaded there, and needs it before torch says in which package it lies.
+    """
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libcudart.so" in line}
+    known = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    folders = [folder for folder in sorted({str(Path(file).parent) for file in mapped}) if folder not in known]
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([folder for folder in known if folder] + folders)
 
 
 def give_up(rank: int, seconds: float, what: str) -> None:
