@@ -15,10 +15,12 @@ for name in "${@:-v0_naive v1_relaunch v2_sleep v3_staged v4_torch_memory_saver 
       cat "$folder/sync.txt"
     else
       if [ "$one" = v4_torch_memory_saver ]; then  # SGLang's kernels, all at once, while the run starts
+        [ -d /usr/local/cuda ] && export CUDA_HOME="${CUDA_HOME:-/usr/local/cuda}"  # else it is where nvcc is found
         python3 tests/gpu/sglang_kernels.py > "$folder/sglang_kernels.txt" 2>&1 &
       fi
       python3 -m rltrace_reference.journey "$configuration" --out "$folder/journey" --only "$one" --force > "$folder/journey.txt" 2>> "$folder/journey.err"
       tail -n 1 "$folder/journey.err"
+      wait
       tar cJf "$folder/recordings.tar.xz" -C "$folder" journey
     fi
   done
