@@ -20,7 +20,7 @@ for name in "${@:-v0_naive v1_relaunch v2_sleep v3_staged v4_torch_memory_saver 
       fi
       python3 -m rltrace_reference.journey "$configuration" --out "$folder/journey" --only "$one" --force > "$folder/journey.txt" 2>> "$folder/journey.err"
       tail -n 1 "$folder/journey.err"
-      wait
+      wait; cat "$folder"/sglang_kernels.txt 2> /dev/null
       tar cJf "$folder/recordings.tar.xz" -C "$folder" journey
     fi
   done

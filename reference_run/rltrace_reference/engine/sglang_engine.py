@@ -31,7 +31,7 @@ from rltrace_reference.engine.calls import Elsewhere
 from rltrace_reference.engine.last_words import last_words
 from rltrace_reference.engine.response import Response, finite
 
-START_SECONDS = 240.0
+START_SECONDS = 180.0
 """How long the start may take: imports in three processes, kernels that are compiled, and CUDA graphs."""
 CALL_SECONDS = 120.0
 """How long any other call may take."""
