@@ -26,7 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rltrace_reference", description="One colocated GRPO run.")
     parser.add_argument("config", help="YAML file, such as examples/laptop.yaml")
     parser.add_argument("--out", type=Path, help="folder for steps.jsonl, one line a step")
-    parser.add_argument("--force", action="store_true", help="try untested versions of vLLM, and GPUs others use too")
+    parser.add_argument(
+        "--force", action="store_true", help="try untested versions of vLLM and SGLang, and GPUs others use too"
+    )
     parser.add_argument("--reason-to", type=Path, metavar="FILE", help="say why it failed there, not on stderr")
     options = parser.parse_args(arguments)
     try:

@@ -25,7 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rltrace_reference.compare_sync", description=__doc__)
     parser.add_argument("config", help="YAML file; its model, ranks and bucket size are used")
     parser.add_argument("--rounds", type=int, default=6, help="syncs in each way; the first is shown apart")
-    parser.add_argument("--force", action="store_true", help="try untested versions of vLLM, and GPUs others use too")
+    parser.add_argument(
+        "--force", action="store_true", help="try untested versions of vLLM and SGLang, and GPUs others use too"
+    )
     options = parser.parse_args(arguments)
     try:
         config = checked(options.config, options.force)

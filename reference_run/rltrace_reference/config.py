@@ -28,6 +28,22 @@ PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
+ENGINES = {"cpu": ("embedded",), "cuda": ("vllm", "sglang")}
+"""The engines that run on a device."""
+
+
+class UnmetNeedError(ConfigError):
+    """A configuration that can run, and a machine that lacks what it needs."""
+
+    def __init__(self, message: str, lacks: str) -> None:
+        """Args:
+        message: The whole line, as of any other error.
+        lacks: What is lacking, in a few words.
+        """
+        super().__init__(message)
+        self.lacks = lacks
+
+
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A part of the file; an unknown key is an error."""
 
@@ -101,18 +117,19 @@ class RolloutConfig(Section, frozen=True):
     ignore_eos: bool = False
     """True: every response has exactly `max_tokens` tokens, so that steps can be compared."""
     temperature: PositiveFloat = 1.0
-    engine: Literal["auto", "embedded", "vllm"] = "auto"
-    """`auto`: vLLM on GPUs, the embedded one on a CPU."""
+    engine: Literal["auto", "embedded", "vllm", "sglang"] = "auto"
+    """`auto`: vLLM on GPUs, the embedded one on a CPU. SGLang runs on GPUs too."""
     slots: Positive = 128
     """Sequences that run at once on one rank; others wait."""
     kv_cache_megabytes: Annotated[float, msgspec.Meta(ge=64)] = 64.0
     """Embedded engine: size of the KV pool of one rank in MiB, divided evenly over the slots."""
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25
-    """vLLM: part of the GPU for weights, KV cache and activations together."""
+    """vLLM: part of the GPU for weights, KV cache and activations together. SGLang: part of what is free on the GPU
+    when the engine starts, for weights and KV cache alone (its `mem_fraction_static`)."""
     enforce_eager: bool = False
-    """vLLM: True does without CUDA graphs."""
+    """vLLM and SGLang: True does without CUDA graphs."""
     max_model_len: Positive | None = None
-    """vLLM: longest sequence; by default prompt and response."""
+    """vLLM and SGLang: longest sequence; by default prompt and response."""
     sleep_level: Literal[0, 1, 2] = 2
     """0 keeps everything, 1 keeps a host copy of the weights, 2 keeps nothing."""
     wake_up: Literal["staged", "all", "relaunch"] = "staged"
@@ -184,7 +201,7 @@ class Config(Section, frozen=True):
     """On a CPU: how many MiB worker and engine of a rank may hold together, beyond what they held before their models
     existed. What goes beyond it fails, as on a GPU that is full. By default there is no limit."""
     force: bool = False
-    """Try versions of vLLM that this has not been run with, and GPUs that others use too."""
+    """Try versions of vLLM and SGLang that this has not been run with, and GPUs that others use too."""
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -243,6 +260,7 @@ def load(file: str | Path, *, vocabulary: int, force: bool = False) -> Config:
 
     Raises:
         ConfigError: the file cannot be read, has an unknown key or wrong type, or asks for the impossible.
+        UnmetNeedError: it asks for an engine that runs on GPUs, and there is none.
     """
     path = Path(file)
     values = read_yaml(path)
@@ -251,10 +269,13 @@ def load(file: str | Path, *, vocabulary: int, force: bool = False) -> Config:
         config = msgspec.structs.replace(
             config, model=_with_checkpoint_sizes(config.model), force=config.force or force
         )
-        config = resolved(config)
+        asked, config = config, resolved(config)
+        _check_needs(asked, config)
         _check_combinations(config, vocabulary)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_explain(str(error), values)}") from None
+    except UnmetNeedError as error:
+        raise UnmetNeedError(f"{path}: {error}", error.lacks) from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return config
@@ -288,6 +309,16 @@ def _has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
+def _check_needs(asked: Config, config: Config) -> None:
+    """Raise an UnmetNeedError if an engine of GPUs is asked for, and nobody said that there shall be none."""
+    engine = config.rollout.engine
+    if asked.device == "auto" and config.device == "cpu" and engine in ENGINES["cuda"]:
+        lacks = f"{engine} needs a GPU"
+        raise UnmetNeedError(
+            f"rollout.engine: {lacks}, and torch sees none here; leave engine out, or use a machine with a GPU", lacks
+        )
+
+
 def _check_combinations(config: Config, vocabulary: int) -> None:
     """Raise a ConfigError for the first pair of values that cannot go together."""
     rollout, actor, model = config.rollout, config.actor, config.model
@@ -312,7 +343,7 @@ def _check_combinations(config: Config, vocabulary: int) -> None:
             f"{config.ranks}",
             f"use at least {least_bytes / MEBIBYTE:.6g}",
         )
-    if (rollout.engine == "vllm") != (config.device == "cuda"):
+    if rollout.engine not in ENGINES[config.device]:
         raise _impossible(
             "rollout.engine",
             f"{rollout.engine} does not run on device: {config.device}",

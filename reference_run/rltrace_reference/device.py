@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from rltrace.errors import ConfigError
-from rltrace_reference.config import Config
+from rltrace_reference.config import Config, UnmetNeedError
 from rltrace_reference.weight_sync import Transport
 
-VLLM_VERSIONS = ("0.24", "0.26")
-"""Releases that this has been run with."""
+RELEASES = {"vllm": ("0.24", "0.26"), "sglang": ("0.5.12",)}
+"""Releases of each engine that this has been run with."""
 USED_BYTES = 2 << 30
 """How much may be in use on a GPU that is ours: other people's contexts, but not their models."""
 
@@ -61,7 +61,8 @@ def check(config: Config) -> None:
     """Check what a run on GPUs needs, before anything is started.
 
     Raises:
-        ConfigError: there are fewer GPUs than ranks, one is in use by others, or vLLM is missing or of another version.
+        ConfigError: there are fewer GPUs than ranks, or one is in use by others.
+        UnmetNeedError: the engine is missing or of another version.
     """
     if not torch.cuda.is_available():
         raise ConfigError(
@@ -71,23 +72,28 @@ def check(config: Config) -> None:
     gpus = torch.cuda.device_count()
     if gpus < config.ranks:
         raise ConfigError(f"ranks: {config.ranks}, and there are {gpus} GPUs; use ranks: {gpus} or fewer")
-    check_vllm(config)
+    check_engine(config)
     if not config.force:
         _check_free(config.ranks)
 
 
-def check_vllm(config: Config) -> None:
+def check_engine(config: Config) -> None:
+    """Raise an UnmetNeedError if the engine is not installed, or in a release that this has not been run with."""
+    engine = config.rollout.engine
+    known = RELEASES[engine]
     try:
-        version = importlib.metadata.version("vllm")
+        version = importlib.metadata.version(engine)
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(
-            f"rollout.engine: vllm, which is not installed; install vllm=={VLLM_VERSIONS[-1]}.* beside torch "
-            f"{torch.__version__}"
+        raise UnmetNeedError(
+            f"rollout.engine: {engine}, which is not installed; install {engine}=={known[-1]}.* beside torch "
+            f"{torch.__version__}",
+            f"{engine} is not installed",
         ) from None
-    if not config.force and not version.startswith(tuple(f"{known}." for known in VLLM_VERSIONS)):
-        raise ConfigError(
-            f"rollout.engine: vllm {version}, and this has been run with {' and '.join(VLLM_VERSIONS)} only; install "
-            "one of these, or try it with --force"
+    if not config.force and not f"{version}.".startswith(tuple(f"{release}." for release in known)):
+        raise UnmetNeedError(
+            f"rollout.engine: {engine} {version}, and this has been run with {' and '.join(known)} only; install "
+            f"{'one of these' if len(known) > 1 else 'that'}, or try it with --force",
+            f"{engine} {version} is installed, not {' or '.join(known)}",
         )
 
 

@@ -67,7 +67,7 @@ def predict(config: Config, limit_bytes: int) -> dict[str, Owners]:
 
     Args:
         config: The run.
-        limit_bytes: Memory of a rank's device, of which vLLM takes its share.
+        limit_bytes: Memory of a rank's device, of which the engine takes its share.
     """
     elements = sum(math.prod(shape) for shape in config.model.shapes().values())
     shard = -(-elements // config.ranks)
@@ -76,7 +76,8 @@ def predict(config: Config, limit_bytes: int) -> dict[str, Owners]:
     grads = {"actor.grads": FP32_BYTES * shard}
     ref = {} if config.ref.offload and config.device == "cuda" else {"ref.params": BF16_BYTES * shard}
     weights = {"rollout.weights": BF16_BYTES * elements}
-    kv_cache = {"rollout.kv_cache": _kv_cache_bytes(config, limit_bytes) - weights["rollout.weights"]}
+    at_start = sum((ref | params).values())
+    kv_cache = {"rollout.kv_cache": _engine_bytes(config, limit_bytes, at_start) - weights["rollout.weights"]}
     buckets = {"weight_sync.bucket": config.bucket_bytes * config.rollout.buckets}
 
     rollout, actor = config.rollout, config.actor
@@ -100,9 +101,13 @@ def first_without_room(phases: dict[str, Owners], limit_bytes: int) -> str | Non
     return next((phase for phase, owners in phases.items() if sum(owners.values()) > limit_bytes), None)
 
 
-def _kv_cache_bytes(config: Config, limit_bytes: int) -> int:
-    """Return the bytes of weights and KV cache together: the pool of the configuration, or vLLM's share."""
+def _engine_bytes(config: Config, limit_bytes: int, others_bytes: int) -> int:
+    """Return the bytes of weights and KV cache together: the pool of the configuration, or the engine's share.
+
+    vLLM's is of the whole device, SGLang's of what others leave it when it starts.
+    """
     if config.device == "cuda":
-        return int(config.rollout.gpu_memory_utilization * limit_bytes)
+        whole_bytes = limit_bytes - (others_bytes if config.rollout.engine == "sglang" else 0)
+        return int(config.rollout.gpu_memory_utilization * whole_bytes)
     elements = sum(math.prod(shape) for shape in config.model.shapes().values())
     return config.kv_cache_bytes + BF16_BYTES * elements

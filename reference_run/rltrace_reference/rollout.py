@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import threading
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -14,8 +15,12 @@ from rltrace.errors import RunError
 from rltrace_reference import batch, process_exit, task
 from rltrace_reference.batch import Batch
 from rltrace_reference.channel import Channel
-from rltrace_reference.config import Config
+from rltrace_reference.config import ENGINES, Config
 from rltrace_reference.device_memory import DeviceMemory
+from rltrace_reference.engine.last_words import last_words
+
+END_SECONDS, END_SECONDS_OF_SGLANG = 5.0, 30.0
+"""How long an engine may take to end before it is killed; SGLang ends its scheduler first."""
 
 
 class Rollout:
@@ -28,16 +33,21 @@ class Rollout:
         """What limits worker and engine together."""
         self.addresses = ""
         """Digest of the addresses of weights and KV cache in the last rollout."""
+        self.end_seconds = END_SECONDS_OF_SGLANG if config.rollout.engine == "sglang" else END_SECONDS
         self._retired: subprocess.Popen[bytes] | None = None
         self._launched = threading.Event()
         self._spawn(checkpoint=None)
 
     def _spawn(self, checkpoint: str | None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        # The embedded engine says everything in its answers; others, and their children, only on stderr.
+        is_of_others = self.config.rollout.engine in ENGINES["cuda"]
+        self.stderr: IO[bytes] | None = os.fdopen(os.memfd_create("stderr"), "rb") if is_of_others else None
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rltrace_reference.engine", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            stderr=self.stderr,
         )
         theirs.close()
         self.channel = Channel(ours)
@@ -63,7 +73,7 @@ class Rollout:
         ended, channel = self.process, self.channel
         self._spawn(checkpoint)
         self.memory.forget(ended.pid)
-        _end(ended, channel)
+        _end(ended, channel, self.end_seconds)
         self.start()
 
     def end(self) -> None:
@@ -71,7 +81,7 @@ class Rollout:
         self._retired = self.process
         self._launched.clear()
         self.memory.forget(self.process.pid)
-        _end(self.process, self.channel)
+        _end(self.process, self.channel, self.end_seconds)
         self.process.wait()
         self.memory.divide()
 
@@ -136,12 +146,15 @@ class Rollout:
             if process is self.process:
                 break
         how = process_exit.in_words(code)
-        return f"engine of rank {self.rank} (pid {self.process.pid}) died: {how}"
+        said = "" if self.stderr is None else last_words(self.stderr)
+        return f"engine of rank {self.rank} (pid {self.process.pid}) died: {how}" + (
+            f"; it said: {said}" if said else ""
+        )
 
     def close(self) -> None:
         """End the engine process."""
         self._launched.set()  # whoever waits for the next one waits in vain
-        _end(self.process, self.channel)
+        _end(self.process, self.channel, self.end_seconds)
 
     def _call(self, name: str, **arguments: Any) -> Any:
         self.send(name, **arguments)
@@ -173,10 +186,10 @@ class Rollout:
         return answer["result"]
 
 
-def _end(process: subprocess.Popen[bytes], channel: Channel) -> None:
+def _end(process: subprocess.Popen[bytes], channel: Channel, seconds: float) -> None:
     """Let an engine process exit, or kill one that does not."""
     try:
         channel.send({"call": "exit"})
-        process.wait(timeout=5)
+        process.wait(timeout=seconds)
     except (ConnectionError, subprocess.TimeoutExpired):
         process.kill()

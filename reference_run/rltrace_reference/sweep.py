@@ -55,7 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("rltrace-runs/sweep"), help="folder; what is there is kept")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw memory and time by value, as .png or .svg")
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--force", action="store_true", help="try untested versions of vLLM, and GPUs others use too")
+    parser.add_argument(
+        "--force", action="store_true", help="try untested versions of vLLM and SGLang, and GPUs others use too"
+    )
     options = parser.parse_args(arguments)
 
     def work() -> None:

@@ -180,6 +180,15 @@ def test_bad_input_is_one_line(words: tuple[str, ...], said: str) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_sglang_of_the_reference_run_is_not_planned(tmp_path: Path) -> None:
+    """Plan says that it does not know this engine of the reference run, where it would say wrong bytes."""
+    file = tmp_path / "run.yaml"
+    file.write_text("{device: cuda, ranks: 1, rollout: {engine: sglang}}")
+    done = call(file, "--gpu", "H100")
+    assert done.exit_code == 2 and done.output.count("\n") == 1
+    assert "rollout.engine: sglang, and of the reference run's engines plan knows vllm alone" in done.output
+
+
 def test_a_laptops_recording_is_refused(tmp_path: Path) -> None:
     """A configuration that says device: cpu is none of GPUs."""
     pytest.importorskip("yaml")

@@ -6,7 +6,7 @@ shift
 mkdir -p "$folder"
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader | tee "$folder/gpu.txt"
 configuration=examples/memory_journey/gpu.yaml
-for name in "${@:-v0_naive v1_relaunch v2_sleep v3_staged sync}"; do
+for name in "${@:-v0_naive v1_relaunch v2_sleep v3_staged v4_torch_memory_saver sync}"; do
   for one in $name; do
     if [ "$one" = sync ]; then
       sed 's/^  gpu_memory_utilization: .*/  gpu_memory_utilization: 0.3/' "$configuration" > "$folder/sync.yaml"
@@ -14,8 +14,13 @@ for name in "${@:-v0_naive v1_relaunch v2_sleep v3_staged sync}"; do
       tail -n 20 "$folder/sync.err"
       cat "$folder/sync.txt"
     else
+      if [ "$one" = v4_torch_memory_saver ]; then  # SGLang's kernels, all at once, while the run starts
+        [ -d /usr/local/cuda ] && export CUDA_HOME="${CUDA_HOME:-/usr/local/cuda}"  # else it is where nvcc is found
+        python3 tests/gpu/sglang_kernels.py > "$folder/sglang_kernels.txt" 2>&1 &
+      fi
       python3 -m rltrace_reference.journey "$configuration" --out "$folder/journey" --only "$one" --force > "$folder/journey.txt" 2>> "$folder/journey.err"
       tail -n 1 "$folder/journey.err"
+      wait; cat "$folder"/sglang_kernels.txt 2> /dev/null
       tar cJf "$folder/recordings.tar.xz" -C "$folder" journey
     fi
   done

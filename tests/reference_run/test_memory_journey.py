@@ -110,8 +110,18 @@ def test_the_picture_is_drawn(variants: dict[str, Figures], folder: Path) -> Non
 
 
 def test_table_from_what_is_there(variants: dict[str, Figures], folder: Path) -> None:
-    """The table needs no run, and says what the reference run has not."""
+    """The table needs no run, and has a column for the variant that cannot run on this machine."""
     done = journey(folder)
     assert (done.returncode, done.stderr) == (0, "")
+    assert "v4_torch_memory_saver" in done.stdout.splitlines()[0]
     rows = [line for line in done.stdout.splitlines() if line.startswith("predicted")]
-    assert len(rows) == 1 and "unrun" in rows[0]
+    assert len(rows) == 1 and "unrun: sglang needs" in rows[0]  # a GPU, in the next line
+
+
+def test_nothing_but_what_cannot_run(tmp_path: Path) -> None:
+    """If no variant can run here, the command says in one line what the machine lacks."""
+    done = journey(tmp_path, "--only", "v4_torch_memory_saver")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "rltrace: none of the variants has run; v4_torch_memory_saver: sglang needs a GPU; leave --only out\n"
+    )

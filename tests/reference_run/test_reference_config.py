@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rltrace_reference import config as configuration
 from rltrace_reference.__main__ import main
-from rltrace_reference.config import Config
+from rltrace_reference.config import Config, UnmetNeedError
 
 from rltrace.errors import ConfigError
 
@@ -41,7 +41,7 @@ WRONG = {
     ),
     "no such engine": (
         "rollout: {engine: vlm}",
-        "Invalid enum value 'vlm', found 'vlm'; use one of: auto, embedded, vllm",
+        "Invalid enum value 'vlm', found 'vlm'; use one of: auto, embedded, vllm, sglang",
     ),
     "no such device": ("device: gpu", "device: Invalid enum value 'gpu', found 'gpu'; use one of: auto, c"),
     "ranks that do not divide the batch": (
@@ -54,6 +54,10 @@ WRONG = {
         "rollout.bucket_megabytes: a bucket of 104 bytes cannot hold 128 of each of ranks: 2; use at least 0.000244141",
     ),
     "vLLM on a CPU": ("{device: cpu, rollout: {engine: vllm}}", "rollout.engine: vllm does not run on device: cpu"),
+    "SGLang on a CPU": (
+        "{device: cpu, rollout: {engine: sglang}}",
+        "rollout.engine: sglang does not run on device: cpu",
+    ),
     "the embedded engine on a GPU": (
         "{device: cuda, rollout: {engine: embedded}}",
         "rollout.engine: embedded does not run on device: cuda",
@@ -224,6 +228,21 @@ def test_cpu_embeds_and_broadcasts(tmp_path: Path) -> None:
     file.write_text("device: cpu")
     config = load(file)
     assert (config.rollout.engine, config.model.init) == ("embedded", "broadcast")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_of_gpus_is_what_the_machine_lacks(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no GPU, an engine of GPUs is a lack of the machine; where there is one, it is chosen with it."""
+    file = tmp_path / "engine.yaml"
+    file.write_text(f"rollout: {{engine: {engine}}}")
+    monkeypatch.setattr(configuration, "_has_gpu", lambda: False)
+    with pytest.raises(UnmetNeedError, match=f"^{file}: rollout.engine: {engine} needs a GPU, and .*; leave") as lack:
+        load(file)
+    assert lack.value.lacks == f"{engine} needs a GPU"
+    monkeypatch.setattr(configuration, "_has_gpu", lambda: True)
+    assert (load(file).device, load(file).rollout.engine) == ("cuda", engine)
 
 
 def test_a_checkpoint_says_its_own_sizes(tmp_path: Path) -> None:

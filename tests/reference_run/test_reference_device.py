@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from rltrace_reference import config as configuration
 from rltrace_reference import device
-from rltrace_reference.config import Config
+from rltrace_reference.config import Config, UnmetNeedError
 
 from rltrace.errors import ConfigError
 
@@ -29,10 +29,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def install_vllm(site: Path, version: str) -> None:
-    folder = site / f"vllm-{version}.dist-info"
+def install(engine: str, site: Path, version: str) -> None:
+    folder = site / f"{engine}-{version}.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {engine}\nVersion: {version}\n")
 
 
 def test_no_gpu_is_refused(on_gpus: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def gpus(site: Path, monkeypatch: pytest.MonkeyPatch) -> Nvml:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(device.torch.cuda, "device_count", lambda: 3)
-    install_vllm(site, "0.26.0")
+    install("vllm", site, "0.26.0")
     return nvml
 
 
@@ -104,21 +104,50 @@ def test_gpus_in_cudas_order(
 
 @pytest.mark.parametrize("version", ["0.24.0", "0.26.0"])
 def test_known_versions_of_vllm_are_accepted(version: str, site: Path, on_gpus: Config) -> None:
-    install_vllm(site, version)
-    device.check_vllm(on_gpus)
+    install("vllm", site, version)
+    device.check_engine(on_gpus)
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.240.0", "0.2"])
 def test_other_vllm_is_refused(version: str, site: Path, on_gpus: Config) -> None:
     """Another version of vLLM is refused with the way to try it."""
-    install_vllm(site, version)
+    install("vllm", site, version)
     with pytest.raises(
         ConfigError, match=rf"vllm {version}, and this has been run with 0\.24 and 0\.26 only; .*--force"
     ):
-        device.check_vllm(on_gpus)
+        device.check_engine(on_gpus)
 
 
 def test_other_vllm_can_be_tried(site: Path, on_gpus: Config) -> None:
     """Another version of vLLM can be tried."""
-    install_vllm(site, "0.31.0")
-    device.check_vllm(replace(on_gpus, force=True))
+    install("vllm", site, "0.31.0")
+    device.check_engine(replace(on_gpus, force=True))
+
+
+def with_sglang(config: Config) -> Config:
+    return replace(config, rollout=replace(config.rollout, engine="sglang"))
+
+
+@pytest.mark.parametrize("version", ["0.5.12", "0.5.12.post1"])
+def test_known_versions_of_sglang_are_accepted(version: str, site: Path, on_gpus: Config) -> None:
+    install("sglang", site, version)
+    device.check_engine(with_sglang(on_gpus))
+
+
+def test_other_sglang_is_what_the_machine_lacks(site: Path, on_gpus: Config) -> None:
+    """Another version of SGLang is refused, as a machine's lack and not as a mistake of the configuration."""
+    install("sglang", site, "0.5.120")
+    with pytest.raises(
+        UnmetNeedError, match=r"sglang 0\.5\.120, and this has been run with 0\.5\.12 only; install that"
+    ):
+        device.check_engine(with_sglang(on_gpus))
+
+
+def test_an_absent_engine_is_what_the_machine_lacks(on_gpus: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "RELEASES", {"no-such-engine": ("1.2",)})
+    absent = replace(on_gpus, rollout=replace(on_gpus.rollout, engine="no-such-engine"))
+    with pytest.raises(
+        UnmetNeedError, match=r"no-such-engine, which is not installed; install no-such-engine==1\.2\.\*"
+    ) as lack:
+        device.check_engine(absent)
+    assert lack.value.lacks == "no-such-engine is not installed"

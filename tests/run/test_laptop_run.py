@@ -31,6 +31,7 @@ OF_GPUS = {
     "rltrace_reference.actor:Actor.draw",
     "rltrace_reference.actor:Ref.draw",
     "rltrace_reference.engine.vllm_engine:VllmEngine.__init__",
+    "rltrace_reference.engine.sglang_engine:SglangEngine.__init__",
 }
 """Hooks of a run on GPUs alone."""
 OF_VARIANTS = {

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,13 +15,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-import rltrace
 from rltrace.errors import RunError
-from rltrace_reference import checksum, device, engine_group, garbage
+from rltrace_reference import device, garbage
 from rltrace_reference.channel import Channel
 from rltrace_reference.config import Config
 from rltrace_reference.device_memory import give_back_large_blocks
-from rltrace_reference.weight_sync import Bucket, Receiver
+from rltrace_reference.engine.calls import Elsewhere
+from rltrace_reference.engine.weight_calls import RecordCalls, WeightCalls
 
 PR_SET_PDEATHSIG = 1
 
@@ -43,7 +42,11 @@ def main() -> None:
 
 
 class Engine(Protocol):
-    """An engine that samples: the embedded engine, or vLLM."""
+    """An engine that samples: the embedded engine, vLLM, or SGLang."""
+
+    @property
+    def elsewhere(self) -> Elsewhere | None:
+        """The process in which the weights lie; None if that is this one."""
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -84,49 +87,41 @@ def build_engine(config: Config, rank: int, eos: int, checkpoint: str | None) ->
         from rltrace_reference.engine.vllm_engine import VllmEngine
 
         return VllmEngine(config, rank, eos, checkpoint)
+    if config.rollout.engine == "sglang":
+        from rltrace_reference.engine.sglang_engine import SglangEngine
+
+        return SglangEngine(config, rank, eos, checkpoint)
     from rltrace_reference.engine import engine
 
     return engine.Engine(config, rank, eos, checkpoint)
 
 
-class Server:
-    """Dispatches the worker's calls by name."""
+class Server(WeightCalls):
+    """Answers the worker's calls."""
 
     def __init__(self, config: Config, rank: int, eos: int, checkpoint: str | None = None) -> None:
-        self.config, self.rank = config, rank
-        self.receiver: Receiver | None = None
+        super().__init__(rank)
+        self.config = config
         self.failed: str | None = None
         try:
             self.engine = build_engine(config, rank, eos, checkpoint)
         except Exception as error:  # said when the worker first asks
-            self.failed = self._one_line(error)
+            self.failed = self.one_line(error)
 
-    def serve(self, channel: Channel) -> None:
-        """Answer each call with its result, or with the one line of its error.
+    def call(self, name: str, arguments: dict[str, Any], descriptors: list[int]) -> Any:
+        """Return the result of a call; what is about the weights is asked where they lie."""
+        if self.failed is not None:
+            raise RunError(self.failed)
+        elsewhere = self.engine.elsewhere
+        if elsewhere is not None and hasattr(WeightCalls, f"on_{name}"):
+            if hasattr(RecordCalls, f"on_{name}"):
+                super().call(name, arguments, descriptors)
+            return elsewhere.call(name, arguments, descriptors)
+        return super().call(name, arguments, descriptors)
 
-        Raises:
-            ConnectionError: the worker closed the channel.
-        """
-        while True:
-            message, descriptors = channel.receive()
-            name = message.pop("call")
-            if name == "exit":
-                return
-            try:
-                if self.failed is not None:
-                    raise RunError(self.failed)
-                if name == "bucket":
-                    message["descriptors"] = descriptors
-                channel.send({"result": getattr(self, f"on_{name}")(**message)})
-            except RunError as error:
-                channel.send({"error": str(error)})
-            except Exception as error:
-                channel.send({"error": self._one_line(error)})
-
-    def _one_line(self, error: Exception) -> str:
-        """Return what went wrong in the engine's own code; all of it goes to this process's log."""
-        traceback.print_exc()
-        return f"engine of rank {self.rank}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    def parameters(self) -> dict[str, Tensor]:
+        """See `Engine.parameters`."""
+        return self.engine.parameters
 
     def on_ready(self) -> None:
         """Answer once the engine's imports are over."""
@@ -135,29 +130,7 @@ class Server:
         """See `Engine.start`."""
         self.engine.start()
         garbage.freeze()
-        self.on_use_transport(device.transport_name(self.config))
-
-    def on_use_transport(self, transport: str) -> None:
-        """Let the next sync come by this transport."""
-        if self.receiver is not None:
-            self.receiver.close()
-        self.receiver = Receiver(self.engine.parameters, self.rank, device.transport(transport))
-
-    def on_record(self, on: bool) -> None:
-        """Continue recording, or pause."""
-        (rltrace.resume if on else rltrace.pause)()
-
-    def on_kernels(self, on: bool) -> None:
-        """Begin or end recording every operator and kernel."""
-        (rltrace.start_kernels if on else rltrace.stop_kernels)()
-
-    def on_allocations(self, on: bool) -> None:
-        """Begin or end recording every allocation."""
-        (rltrace.start_allocations if on else rltrace.stop_allocations)()
-
-    def on_measure_cost(self) -> None:
-        """Measure what recording an event costs in this process."""
-        rltrace.measure_cost()
+        self.call("use_transport", {"transport": device.transport_name(self.config)}, [])
 
     def on_sleep(self, level: int) -> dict[str, int]:
         """See `Engine.sleep`."""
@@ -166,30 +139,6 @@ class Server:
     def on_wake_up(self, tags: list[str]) -> None:
         """See `Engine.wake_up`."""
         self.engine.wake_up(tags)
-
-    def on_bucket(self, bucket: dict[str, Any], handle: bytes, size_bytes: int, descriptors: list[int]) -> str:
-        """See `Receiver.receive`."""
-        assert self.receiver is not None
-        return self.receiver.receive(msgspec.convert(bucket, Bucket), handle, size_bytes, descriptors)
-
-    def on_finish_sync(self, checksums: dict[str, int], keep: bool) -> None:
-        """See `Receiver.finish`."""
-        assert self.receiver is not None
-        self.receiver.finish(checksums, keep)
-
-    def on_join_group(self, backend: str, port: int, rank: int, size: int) -> None:
-        """See `engine_group.Group`."""
-        self.group = engine_group.Group(backend, port, rank, size)
-
-    def on_receive_broadcast(self, names: list[str]) -> None:
-        """See `engine_group.receive`."""
-        with torch.no_grad():
-            engine_group.receive(self.group, self.engine.parameters, names)
-
-    def on_checksums(self) -> dict[str, int]:
-        """See `Rollout.checksums`."""
-        parameters = self.engine.parameters
-        return dict(zip(parameters, checksum.of_tensors(list(parameters.values())), strict=True))
 
     def on_generate(self, prompts: list[list[int]], seed: int, step: int) -> dict[str, Any]:
         """See `Engine.generate`."""

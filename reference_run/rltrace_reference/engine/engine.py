@@ -45,6 +45,9 @@ class StepStats:
 class Engine:
     """Continuous batching of one rank's requests over a fixed pool of slots."""
 
+    elsewhere = None
+    """The weights are in this process."""
+
     def __init__(self, config: Config, rank: int, eos: int, checkpoint: str | None = None) -> None:
         """Args:
         config: The run.

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import tempfile
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from rltrace.errors import RunError
 from rltrace_reference.architecture import transformers_config
-from rltrace_reference.config import Config, ModelConfig
-from rltrace_reference.engine.model import matrices
+from rltrace_reference.config import Config
+from rltrace_reference.engine.response import Response, finite
+from rltrace_reference.engine.views import checkpoint_views
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is the engine's: no further one beneath it
@@ -25,16 +23,11 @@ GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 """CUDA graphs of whole decode steps, without torch.compile, which would add a minute to every start."""
 
 
-@dataclass(frozen=True)
-class Response:
-    """One sampled sequence."""
-
-    tokens: list[int]
-    log_probs: list[float]
-
-
 class VllmEngine:
     """Answers the embedded engine's calls by vLLM."""
+
+    elsewhere = None
+    """The weights are in this process."""
 
     def __init__(self, config: Config, rank: int, eos: int, checkpoint: str | None = None) -> None:
         """Import vLLM and nothing more: memory is measured in `start`."""
@@ -70,7 +63,7 @@ class VllmEngine:
                 seed=self.config.seed,
             )
         model: nn.Module = self.llm.apply_model(lambda model: model)[0]
-        self.parameters = checkpoint_views(dict(model.named_parameters()), self.config.model)
+        self.parameters = checkpoint_views(dict(model.named_parameters()), self.config.model, "vLLM")
 
     @property
     def addresses(self) -> list[int]:
@@ -116,39 +109,7 @@ class VllmEngine:
     def _response(self, sample: Any) -> Response:
         tokens = list(sample.token_ids)
         log_probs = [said[token].logprob for token, said in zip(tokens, sample.logprobs, strict=True)]
-        if not all(map(math.isfinite, log_probs)):
-            raise RunError(
-                f"engine of rank {self.rank}: its log-probs are not finite, weights may still hold what lay there "
-                "before; was the weight sync skipped?"
-            )
-        return Response(tokens, log_probs)
-
-
-def checkpoint_views(fused: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return the parameters of a checkpoint as rows of vLLM's, which fuses projections and pads the vocabulary.
-
-    Args:
-        fused: vLLM's parameters by its names, at tensor parallelism 1.
-        config: Sizes.
-
-    Raises:
-        RunError: vLLM has another set of parameters, or other sizes.
-    """
-    views: dict[str, Tensor] = {}
-    expected = matrices(config)
-    unknown = sorted(set(fused) - set(expected))
-    for name, members in expected.items():
-        matrix = fused.get(name)
-        rows = sum(shape[0] for shape in members.values())
-        if matrix is None or len(matrix) < rows or unknown:
-            has = "none" if matrix is None else f"shape {tuple(matrix.shape)}"
-            raise RunError(
-                f"vllm: the model needs {name} with {rows} rows, vLLM has {has}"
-                + (f", and parameters unknown here: {unknown[0]}" if unknown else "")
-            )
-        parts = matrix.detach()[:rows].split([shape[0] for shape in members.values()])
-        views |= dict(zip(members, parts, strict=True))
-    return views
+        return Response(tokens, finite(log_probs, self.rank))
 
 
 def kv_cache_addresses(worker: Any) -> list[int]:

@@ -13,7 +13,7 @@ from rltrace.errors import ConfigError
 from rltrace_reference import config as configuration
 from rltrace_reference import task
 from rltrace_reference.__main__ import checked
-from rltrace_reference.config import Config
+from rltrace_reference.config import Config, UnmetNeedError
 from rltrace_reference.exit_code import exit_code_of
 from rltrace_reference.journey.table import side_by_side
 from rltrace_reference.prediction import foretell
@@ -29,14 +29,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="variants to run, such as v0_naive; by default all")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw memory by owner and phase, as .png or .svg")
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--force", action="store_true", help="try untested versions of vLLM, and GPUs others use too")
+    parser.add_argument(
+        "--force", action="store_true", help="try untested versions of vLLM and SGLang, and GPUs others use too"
+    )
     options = parser.parse_args(arguments)
 
     def work() -> None:
         runs = variants(options.config, options.out)
-        make_missing(choose(runs, options.only), options.force)
-        figures, config = read_all(runs)
-        show(figures, config, options.picture, as_json=options.json)
+        unrun = make_missing(choose(runs, options.only), options.force)
+        figures, config = read_all(runs, unrun)
+        show(figures, unrun, config, options.picture, as_json=options.json)
 
     return exit_code_of(work)
 
@@ -67,8 +69,11 @@ def choose(runs: list[RecordedRun], names: list[str] | None) -> list[RecordedRun
     return [run for run in runs if names is None or run.name in names]
 
 
-def make_missing(runs: list[RecordedRun], force: bool) -> None:
+def make_missing(runs: list[RecordedRun], force: bool) -> dict[str, str]:
     """Make every run that has not ended, after all of them were checked.
+
+    Returns:
+        What this machine lacks for the others, by their names.
 
     Raises:
         ConfigError: before anything runs.
@@ -77,14 +82,22 @@ def make_missing(runs: list[RecordedRun], force: bool) -> None:
     missing = [run for run in runs if run.ending is None]
     for run in runs:
         run.write_config()
-    configs = [checked(str(run.config_file), force) for run in missing]
-    for run, config in zip(missing, configs, strict=True):
+    configs, unrun = {}, {}
+    for run in missing:
+        try:
+            configs[run.name] = checked(str(run.config_file), force)
+        except UnmetNeedError as error:
+            unrun[run.name] = error.lacks
+    for run in missing:
+        if run.name not in configs:
+            continue
         print(f"{run.name}: running", file=sys.stderr, flush=True)
-        ending = run.make(config, force=force)
+        ending = run.make(configs[run.name], force=force)
         print(f"{run.name}: {ending.said or 'ended well'}, {ending.seconds:.0f} s", file=sys.stderr, flush=True)
+    return unrun
 
 
-def read_all(runs: list[RecordedRun]) -> tuple[list[Figures], Config]:
+def read_all(runs: list[RecordedRun], unrun: dict[str, str]) -> tuple[list[Figures], Config]:
     """Read what has ended; return it with a configuration, of which the model counts.
 
     Raises:
@@ -92,7 +105,8 @@ def read_all(runs: list[RecordedRun]) -> tuple[list[Figures], Config]:
     """
     ended = [(run, ending) for run in runs if (ending := run.ending) is not None]
     if not ended:
-        raise ConfigError("none of the variants has run; leave --only out")
+        lacks = "".join(f"; {name}: {lacking}" for name, lacking in unrun.items())
+        raise ConfigError(f"none of the variants has run{lacks}; leave --only out")
     figures = []
     for run, ending in ended:
         config = configuration.load(run.config_file, vocabulary=task.VOCABULARY)
@@ -101,12 +115,12 @@ def read_all(runs: list[RecordedRun]) -> tuple[list[Figures], Config]:
     return figures, config
 
 
-def show(figures: list[Figures], config: Config, picture: Path | None, *, as_json: bool) -> None:
+def show(figures: list[Figures], unrun: dict[str, str], config: Config, picture: Path | None, *, as_json: bool) -> None:
     """Print the table or the JSON, and draw the picture."""
     if as_json:
         print(msgspec.json.encode(figures).decode())
     else:
-        Console(width=max(140, Console().width)).print(side_by_side(figures, config.model.kv_bytes_per_token()))
+        Console(width=max(140, Console().width)).print(side_by_side(figures, unrun, config.model.kv_bytes_per_token()))
     if picture is not None:
         from rltrace_reference.journey.picture import draw
 

@@ -8,15 +8,13 @@ from rich.table import Table
 
 from rltrace_reference.run_figures import Figures
 
-UNRUN = {"SGLang, tags": "unrun: the reference run's engines are the embedded one and vLLM"}
-"""Ways that the document has too, each with why it is not here."""
 
-
-def side_by_side(variants: list[Figures], kv_bytes_per_token: int) -> Table:
-    """Return the table: a column per variant."""
-    table = Table("", *(variant.name for variant in variants), *UNRUN, box=None, header_style="bold", pad_edge=False)
+def side_by_side(variants: list[Figures], unrun: dict[str, str], kv_bytes_per_token: int) -> Table:
+    """Return the table: a column per variant, and one for each that cannot run here, with what is lacking."""
+    table = Table("", *(variant.name for variant in variants), *unrun, box=None, header_style="bold", pad_edge=False)
     for place, (title, value) in enumerate(_rows(variants, kv_bytes_per_token)):
-        table.add_row(title, *(value(variant) for variant in variants), *(UNRUN.values() if place == 0 else ()))
+        reasons = [f"unrun: {lacks}" for lacks in unrun.values()] if place == 0 else []
+        table.add_row(title, *(value(variant) for variant in variants), *reasons)
     return table
 
 

@@ -37,6 +37,11 @@ def settings(config: Mapping[str, Any], card: Card) -> Settings:
         ConfigError: what is asked for contradicts itself.
     """
     rollout, actor, task = config["rollout"], config["actor"], config["task"]
+    if rollout["engine"] == "sglang":
+        raise ConfigError(
+            "rollout.engine: sglang, and of the reference run's engines plan knows vllm alone; plan it with that, or "
+            "run it"
+        )
     ranks = config["ranks"]
     model = shape(config["model"])
     tokens = task["prompt_tokens"] + rollout["max_tokens"]

@@ -158,6 +158,7 @@ def install_engine(patches: PatchSet) -> None:
     engine = f"{RUN}.engine.engine:Engine"
     patches.around(f"{engine}.__init__", identify_engine, nothing_after)
     patches.around(f"{RUN}.engine.vllm_engine:VllmEngine.__init__", identify_engine, nothing_after)
+    patches.around(f"{RUN}.engine.sglang_engine:SglangEngine.__init__", identify_engine, nothing_after)
     patches.span(f"{engine}.load", "rollout.load")
     patches.span(f"{engine}.profile", "rollout.profile")
     patches.span(f"{engine}.reserve_kv", "rollout.reserve_kv", lambda _self, size_bytes: {"bytes": size_bytes})
