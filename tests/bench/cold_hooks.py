@@ -97,7 +97,7 @@ for line in sys.stdin:
 ON_A_GPU = """
 import os, time
 from types import SimpleNamespace
-from rltrace.hooks import patching
+from rltrace.hooks import hook
 from rltrace.hooks.hook import Hook
 from rltrace.hooks.patching import PatchSet
 from rltrace.host.nvml import Memory
@@ -146,7 +146,7 @@ patches = PatchSet("cuda_time", spans.current(), cuda_time.CudaTime.supports)
 cuda_time.name_hooks(patches, Pairs(), of_layers=False)
 ledger = CudaLedger(Gpu)
 cuda_memory.name_hooks(PatchSet("cuda_memory", spans.current()), ledger, Turns(ledger, WORK))
-patching.clock = SimpleNamespace(now_ns=time.thread_time_ns)
+hook.clock = SimpleNamespace(now_ns=time.thread_time_ns)
 nothing = Hook("nothing", "nothing:at_all", (), spans.current())
 nothing.report("installed")
 def count_nothing(*_):
