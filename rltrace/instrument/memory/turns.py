@@ -4,8 +4,8 @@ Memory turns in a few places of a training step. Activations grow until a forwar
 ends. Gradients come with a backward and go with `zero_grad`. An optimizer's first step makes its states. `empty_cache`
 gives the driver back what nobody holds.
 
-A look takes some hundred microseconds, so all looks together get a small share of the program's time. Passes have one of
-their own, so that no other place can starve them. When it is spent, whole passes are skipped, forward and backward
+A look takes some hundred microseconds, so all looks together get a small share of the program's time. Passes have one
+of their own, so that no other place can starve them. When it is spent, whole passes are skipped, forward and backward
 together: a look at half of a pass would show activations that are long gone.
 
 Between turns, each hook can be a beat: it asks the driver how much memory is used, which takes microseconds, and looks

@@ -22,7 +22,7 @@ from rltrace.record.lock import InterruptibleLock
 POLL_NS = 2_000_000_000
 """After this time a new pair resolves the pairs before it, unless somebody has asked for that since."""
 ANCHOR_NS = 2_000_000_000
-"""How long an anchor is used. After two seconds, elapsed times have a resolution of 122 ns; after ten minutes, 62 µs."""
+"""How long an anchor is used. After 2 s, elapsed times have a resolution of 122 ns; after ten minutes, 62 µs."""
 MOST_PAIRS = 16_384
 """How many pairs may wait for the device. Further ones are counted and not measured."""
 ANCHOR_TRIES = 3
