@@ -27,8 +27,9 @@ run: $(VENV)/run.done  ## Make an environment, run the example and trace it (two
 install: $(VENV)/dev.done native  ## Make an environment for development
 
 .PHONY: native
-native:  ## Compile the native decoder and encoder beside their sources; without a compiler, Python does their work
+native:  ## Compile the native parts beside their sources; without a compiler, Python does their work
 	-$(PYTHON) rltrace/read/native/build.py
+	-$(PYTHON) rltrace/record/native/build.py
 
 .PHONY: perfetto
 perfetto: $(VENV)/dev.done  ## Fetch the two versions of Perfetto's importer that the tests ask
@@ -110,4 +111,4 @@ bench: $(VENV)/dev.done native  ## Measure what recording, exporting and reading
 
 .PHONY: clean
 clean:  ## Remove what was made, Recordings apart
-	rm -rf $(VENV) rltrace/read/native/decoder.so .frameworks .perfetto .mypy_cache .ruff_cache .pytest_cache dist site
+	rm -rf $(VENV) rltrace/read/native/decoder.so rltrace/record/native/repeated.abi3.so .frameworks .perfetto .mypy_cache .ruff_cache .pytest_cache dist site

@@ -1,4 +1,4 @@
-"""Builds the native decoder into the wheel, where there is a C compiler; without one the wheel is pure Python."""
+"""Builds the native libraries into the wheel, where there is a C compiler; without one the wheel is pure Python."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-IN_WHEEL = "rltrace/read/native/decoder.so"
+FOLDERS = {
+    "rltrace/read/native": "segments will be decoded in Python, which takes longer",
+    "rltrace/record/native": "hooks on FSDP's modules will be in Python, which takes longer",
+}
+"""Where each library's `build.py` is, and what it means if that cannot build."""
 
 
-class DecoderHook(BuildHookInterface):  # type: ignore[type-arg]
-    """One library serves every Python of a platform, because it does not use Python's API."""
+class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
+    """One library of a kind serves every CPython of a platform: one does not use Python's interface, the other uses the
+    stable one."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile it, in place for an editable install."""
-        decoder = self._decoder()
-        if version == "editable":
-            self._say(decoder.build(decoder.LIBRARY))
-            return
+        """Compile them, in place for an editable install."""
         self.folder = tempfile.mkdtemp()
-        library = Path(self.folder) / "decoder.so"
-        refused = decoder.build(library)
-        self._say(refused)
-        if refused is None:
-            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            build_data["tag"] = f"py3-none-{platform}"
-            build_data["pure_python"] = False
-            build_data["force_include"][str(library)] = IN_WHEEL
+        for folder, what in FOLDERS.items():
+            build = self._build_in(folder)
+            name = f"{folder}/{build.LIBRARY.name}"
+            library = build.LIBRARY if version == "editable" else Path(self.folder) / build.LIBRARY.name
+            refused = build.build(library)
+            if refused is not None:
+                self.app.display_warning(f"{what}: {refused}")
+            elif version != "editable":
+                platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+                build_data["tag"] = f"py3-none-{platform}"
+                build_data["pure_python"] = False
+                build_data["force_include"][str(library)] = name
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what is in the wheel now."""
-        if version != "editable":
-            shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder)
 
-    def _decoder(self) -> Any:
-        """Load the file that compiles it; rltrace itself may lack what it needs here."""
-        spec = importlib.util.spec_from_file_location("build", Path(self.root) / "rltrace/read/native/build.py")
+    def _build_in(self, folder: str) -> Any:
+        """Load the file that compiles a library; rltrace itself may lack what it needs here."""
+        spec = importlib.util.spec_from_file_location("build", Path(self.root) / folder / "build.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
-
-    def _say(self, refused: str | None) -> None:
-        if refused is not None:
-            self.app.display_warning(f"segments will be decoded in Python, which takes longer: {refused}")

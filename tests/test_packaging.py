@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import re
 import shutil
@@ -62,7 +63,7 @@ def test_wheel_holds_every_file(wheel: zipfile.ZipFile) -> None:
         for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     }
-    assert inside == source | {"rltrace/read/native/decoder.so"}
+    assert inside == source | {"rltrace/read/native/decoder.so", "rltrace/record/native/repeated.abi3.so"}
     assert "rltrace/py.typed" in inside
 
 
@@ -76,8 +77,19 @@ def test_decoder_in_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     assert library.rltrace_source() == zlib.crc32(b"".join(sources))
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler: cc")
+def test_hooks_in_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """The wheel has the native hooks of its own source, which this Python loads."""
+    name = "rltrace.record.native.repeated"
+    library = wheel.extract(f"{name.replace('.', '/')}.abi3.so", tmp_path)
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    assert zlib.crc32(wheel.read(f"{name.replace('.', '/')}.c")) == module.SOURCE
+
+
 def test_wheel_without_compiler(tmp_path: Path) -> None:
-    """Without a compiler the wheel is one for every platform, and has no decoder."""
+    """Without a compiler the wheel is one for every platform, and has no library."""
     path = _built(tmp_path, CC="no-such-compiler")
     assert path.name.endswith("-py3-none-any.whl")
     assert not [name for name in zipfile.ZipFile(path).namelist() if name.endswith(".so")]

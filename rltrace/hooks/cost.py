@@ -65,7 +65,7 @@ def _nanoseconds(event: Event, scratch: Path) -> float:
             return median(_block_ns(event) for _ in range(BLOCKS)) / EVENTS
     finally:
         scratch.unlink()
-        segment.map.close()
+        segment.unmap()
 
 
 def _block_ns(event: Event) -> int:

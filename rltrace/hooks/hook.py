@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -37,8 +38,8 @@ class HookRow(Protocol):
 class Nobody:
     """The counters of a hook that reports to nobody count nothing."""
 
-    def fired(self) -> None:
-        """Do nothing."""
+    fired = itertools.repeat(None).__next__
+    """In C, as that of a hook that counts."""
 
     def spent(self, spent_ns: int, /) -> None:
         """Do nothing."""

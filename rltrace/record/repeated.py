@@ -5,18 +5,21 @@ costs there is what it touches: a function, an object or an attribute is some hu
 So what begins such a span only reads the clock, and what ends it writes one record for both, encoded once but for the
 times. Nothing is open in the Recording meanwhile: of a process that is killed, the module that it was computing is
 missing, and the spans of the model around it and of the collective inside it are there.
+
+What is hot is also in C (`native/repeated.c`), which is used where it was built. It does the same, and leaves to the
+functions here what is not hot: the first span of each place and thread, and whatever cannot be written at once.
 """
 
 from __future__ import annotations
 
 from asyncio import _get_running_loop
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from rltrace.events import AUTOMATIC
 from rltrace.host.clock import now_ns
 from rltrace.host.interruption import own_failure
-from rltrace.record import spans
+from rltrace.record import native, spans
 from rltrace.record.encoding import encode
 from rltrace.record.error_message import error_args
 
@@ -35,6 +38,11 @@ class Gate(Protocol):
     def failed(self, error: Exception, /) -> None:
         """Count an error of ours."""
 
+
+NATIVE = native.LIBRARY
+"""The library; None where everything is done here."""
+if NATIVE is not None:
+    NATIVE.use(spans, _get_running_loop)
 
 _TIME = encode(2**62)
 """A time that no argument looks like."""
@@ -84,6 +92,7 @@ def around_calls(
     """Of the calls that are under way; 0 for one without a span."""
     head = first = second = b""
     count = gate.row.fired
+    calls: Any = None
 
     def before(_module: Any, _args: Any) -> None:
         try:
@@ -120,16 +129,29 @@ def around_calls(
                     count = gate.row.fired
                     _, second = said_in(True).around_times()
                     head, first = said_in(False).around_times()
+                    if calls is not None and native.are_native(count):
+                        calls.know(head, first, second, count)
         except own_failure() as error:
             gate.failed(error)
 
-    return before, after
+    if NATIVE is None or not native.are_native(kind):
+        return before, after
+    calls = NATIVE.Calls(gate, kind, write_slowly)
+    begin, end = calls.before, calls.after
+
+    def before_natively(_module: Any, _args: Any) -> None:
+        begin()
+
+    def after_natively(_module: Any, _args: Any, _result: Any) -> None:
+        end()
+
+    return before_natively, after_natively
 
 
 # ---------------------------------------------------------------- what one hook begins, and another ends
 
 
-class Stretch:
+class PlainStretch:
     """A stretch of work that one hook begins and another ends, maybe in another thread; one is open at a time."""
 
     __slots__ = ("head", "left", "parts", "said", "start_ns", "tail")
@@ -144,8 +166,14 @@ class Stretch:
         self.left = self.start_ns = 0
 
 
+Stretch: type[PlainStretch] = PlainStretch if NATIVE is None else NATIVE.Stretch
+
+
 def beginning(
-    gate: Gate, known: dict[int, Stretch], meet: Callable[[Any], Stretch | None], is_told_again: Callable[[Any], bool]
+    gate: Gate,
+    known: dict[int, PlainStretch],
+    meet: Callable[[Any], PlainStretch | None],
+    is_told_again: Callable[[Any], bool],
 ) -> Callable[[Any], None]:
     """Return what begins the stretch of an object.
 
@@ -157,30 +185,34 @@ def beginning(
     """
 
     count: Callable[[], object]
+    natively: Any = None
 
     def count_first() -> None:
         nonlocal count
         gate.row.fired()
         count = gate.row.fired
+        if natively is not None and native.are_native(count):
+            natively.know(count)
 
     count = count_first
 
     def begin(of: Any) -> None:
         stretch = known.get(id(of))
         if stretch is None or stretch.left:
-            begin_slowly(of, stretch)
+            begin_slowly(of)
         else:
             stretch.start_ns, stretch.left = now_ns(), stretch.parts
             count()
 
-    def begin_slowly(of: Any, stretch: Stretch | None) -> None:
+    def begin_slowly(of: Any) -> None:
         try:
             count_first()
+            stretch = known.get(id(of))
             if stretch is None:
                 stretch = meet(of)
-            elif is_told_again(of):
-                return
-            else:
+            elif stretch.left:
+                if is_told_again(of):
+                    return
                 stretch.left = 0
                 stretch.said.write(stretch.start_ns, error="RuntimeError")  # what raised left it open
             if stretch is not None:
@@ -188,10 +220,13 @@ def beginning(
         except own_failure() as error:
             gate.failed(error)
 
+    if NATIVE is not None and Stretch is not PlainStretch:
+        natively = NATIVE.StretchEnd(known, begin_slowly)
+        return cast("Callable[[Any], None]", natively.begin)
     return begin
 
 
-def ending(gate: Gate, known: dict[int, Stretch]) -> Callable[[Any], None]:
+def ending(gate: Gate, known: dict[int, PlainStretch]) -> Callable[[Any], None]:
     """Return what ends a part of a stretch, and the stretch with its last part.
 
     Args:
@@ -200,11 +235,14 @@ def ending(gate: Gate, known: dict[int, Stretch]) -> Callable[[Any], None]:
     """
 
     count: Callable[[], object]
+    natively: Any = None
 
     def count_first() -> None:
         nonlocal count
         gate.row.fired()
         count = gate.row.fired
+        if natively is not None and native.are_native(count):
+            natively.know(count)
 
     count = count_first
 
@@ -228,11 +266,14 @@ def ending(gate: Gate, known: dict[int, Stretch]) -> Callable[[Any], None]:
             raise
         end_slowly(stretch, start_ns)
 
-    def end_slowly(stretch: Stretch, start_ns: int) -> None:
+    def end_slowly(stretch: PlainStretch, start_ns: int) -> None:
         try:
             count_first()
             stretch.said.write(start_ns)
         except own_failure() as error:
             gate.failed(error)
 
+    if NATIVE is not None and Stretch is not PlainStretch:
+        natively = NATIVE.StretchEnd(known, end_slowly)
+        return cast("Callable[[Any], None]", natively.end)
     return end

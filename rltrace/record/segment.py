@@ -3,10 +3,14 @@ killed."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from pathlib import Path
+from typing import Any
 
 from rltrace.host.interruption import own_failure
 from rltrace.host.mapped_file import map_new_file
+from rltrace.record import native
 
 FIRST_BYTES = 16 * 1024
 """Size of a thread's first segment: ten thousand threads of one span each must not cost 10 GiB."""
@@ -29,7 +33,7 @@ REUSE_BYTES = 4 * 1024
 class Segment:
     """A mapped file that records are appended to; zeros follow the last record."""
 
-    __slots__ = ("map", "path", "size_bytes", "write")
+    __slots__ = ("_writer", "map", "path", "size_bytes", "write")
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         """Create the file with all its blocks allocated.
@@ -41,24 +45,37 @@ class Segment:
         self.path = path
         self.size_bytes = size_bytes
         """What the file takes: less once it is closed."""
-        self.write = self.map.write
+        self._writer = writer_to(self.map)
+        self.write = self.map.write if self._writer is None else self._writer.write
         """Appends bytes; raises ValueError if they do not fit or the segment is closed."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Return how much was written."""
+        return int(self.map.tell() if self._writer is None else self._writer.used_bytes)
 
     @property
     def free_bytes(self) -> int:
         """Return the room after the last record."""
-        return 0 if self.map.closed else len(self.map) - self.map.tell()
+        return 0 if self.map.closed else len(self.map) - self.used_bytes
 
     def has(self, record: bytes) -> bool:
         """Return whether the segment has a record."""
-        return not self.map.closed and self.map.rfind(record, 0, self.map.tell()) >= 0
+        return not self.map.closed and self.map.rfind(record, 0, self.used_bytes) >= 0
+
+    def unmap(self) -> int:
+        """Write nothing any more; return how much was written."""
+        if self._writer is not None:
+            self._writer.close()
+        used_bytes = self.used_bytes
+        self.map.close()
+        return used_bytes
 
     def close(self) -> None:
         """Unmap the file and cut it after the last record."""
         if self.map.closed:
             return
-        used_bytes = self.map.tell()
-        self.map.close()
+        used_bytes = self.unmap()
         try:
             with open(self.path, "r+b") as file:
                 # Another thread may have written between the two lines above; a record never ends in a zero.
@@ -66,3 +83,11 @@ class Segment:
                 self.size_bytes = file.truncate(used_bytes + len(file.read().rstrip(b"\0")))
         except own_failure(OSError):  # the zeros behind the records do no harm
             pass
+
+
+def writer_to(mapped: mmap.mmap) -> Any:
+    """Return what appends to a mapping natively; None where nothing does."""
+    if native.LIBRARY is None:
+        return None
+    first = ctypes.c_char.from_buffer(mapped)  # as long as that is there, the mapping cannot be closed
+    return native.LIBRARY.Writer(first, ctypes.addressof(first), len(mapped))

@@ -20,6 +20,7 @@ from rltrace.dependencies import msgspec
 from rltrace.events import AUTOMATIC, KERNEL, OPERATOR, PHASES, STEP_FIGURES, is_of_bytes
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
+from rltrace.record import native
 from rltrace.record.encoding import encode, encode_anyhow
 from rltrace.record.error_message import error_args, message_of
 from rltrace.record.segment import Segment
@@ -83,6 +84,8 @@ def forget_threads() -> None:
     """Drop the segments of all threads in a forked child: they are its parent's."""
     global _local
     _local = threading.local()
+    if native.LIBRARY is not None:
+        native.LIBRARY.forget()
 
 
 @contextlib.contextmanager

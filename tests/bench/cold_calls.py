@@ -21,7 +21,7 @@ import torch
 import rltrace
 from rltrace.hooks.hook import Hook
 from rltrace.instrument.torch import fsdp2, modules
-from rltrace.record import spans
+from rltrace.record import repeated, spans
 
 Call = Callable[[], object]
 
@@ -93,22 +93,26 @@ def main() -> None:
     count = parser.parse_args().calls
     with tempfile.TemporaryDirectory() as folder:
         rltrace.start(Path(folder) / "run")
-        forward, backward = forward_hooks(), backward_hooks()
-        found = measured_us(
-            {
-                "forward begins": forward[0],
-                "forward ends": forward[1],
-                "backward begins": backward[0],
-                "backward ends": backward[1],
-                "nothing": lambda: _nothing(1),
-            },
-            count,
-        )
+        calls: dict[str, Call] = {}
+        for way, library in (("in C", repeated.NATIVE), ("in Python", None)):
+            if way == "in Python" or library is not None:
+                use(library)
+                (calls[f"forward begins, {way}"], calls[f"forward ends, {way}"]) = forward_hooks()
+                (calls[f"backward begins, {way}"], calls[f"backward ends, {way}"]) = backward_hooks()
+                for call in calls.values():  # what is to be said is found out the first time
+                    call()
+        found = measured_us({**calls, "nothing": lambda: _nothing(1)}, count)
         rltrace.stop()
     nothing_us = found.pop("nothing")
     print("| end of a span | µs |\n|---|---|")
     for name, us in found.items():
         print(f"| {name} | {us - nothing_us:.1f} |")
+
+
+def use(library: Any) -> None:
+    """Have hooks that are made from here on use the library, or none."""
+    repeated.NATIVE = library
+    repeated.Stretch = repeated.PlainStretch if library is None else library.Stretch
 
 
 if __name__ == "__main__":

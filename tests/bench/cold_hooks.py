@@ -45,7 +45,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-WIDTH, TOKENS, LAYERS = 320, 16, 28
+WIDTH, TOKENS, LAYERS, MICRO_BATCHES = 320, 16, 28, 2
 
 class Layer(nn.Module):
     def __init__(self):
@@ -79,26 +79,30 @@ model = Model()
 for layer in model.layers:
     fully_shard(layer, **said)
 model = fully_shard(model, **said)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 if "timed_nothing" in globals() and timed_nothing is not count_nothing:
     hook_nothing(model)
 tokens = torch.arange(TOKENS).reshape(1, TOKENS)
 
 for line in sys.stdin:
     begin_ns = time.thread_time_ns()
-    model(tokens).sum().backward()
+    for _ in range(MICRO_BATCHES):
+        model(tokens).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
     spent_ns = time.thread_time_ns() - begin_ns
-    model.zero_grad()
     print(spent_ns, flush=True)
 """
 
 ON_A_GPU = """
-import time
+import os, time
 from types import SimpleNamespace
-from rltrace.hooks import patching
+from rltrace.hooks import hook
 from rltrace.hooks.hook import Hook
 from rltrace.hooks.patching import PatchSet
-from rltrace.instrument.memory import turn_hooks
-from rltrace.instrument.memory.growth import Growth
+from rltrace.host.nvml import Memory
+from rltrace.instrument.memory import cuda_memory
+from rltrace.instrument.memory.cuda_ledger import CudaLedger, Reserved
 from rltrace.instrument.memory.turns import Turns
 from rltrace.instrument.memory.work import WORK
 from rltrace.instrument.torch import cuda_time
@@ -123,19 +127,26 @@ class Pairs(cuda_time.CudaPairs):
         self.measure(Device())
         return self._times
 
-class Ledger:
-    def look(self, turn, *, activations): pass
-    def settle(self): pass
-    def say_peak(self): pass
-    def say_used(self): pass
-    def has_moved(self): return False
+class Gpu:
+    uuid, calls = "GPU-1", 0
+    def card(self):
+        return Memory(10 << 30, 1 << 29, 60 << 30)
+    def held(self):
+        return {os.getpid(): 10 << 30}
+    def torch(self):
+        self.calls += 1
+        allocated = {key: dict(current=6 << 30, peak=6 << 30, allocated=self.calls, freed=0) for key in range(12)}
+        return Reserved(9 << 30, allocated[0]["current"], self.calls, allocated[1]["peak"], 0)
+    def pools(self, addresses):
+        return Reserved(0, 0), Reserved(0, 0)
+    def pinned_bytes(self):
+        return 0
 
 patches = PatchSet("cuda_time", spans.current(), cuda_time.CudaTime.supports)
 cuda_time.name_hooks(patches, Pairs(), of_layers=False)
-turns = Turns(Ledger(), WORK)
-patches = PatchSet("cuda_memory", spans.current())
-turn_hooks.name_turns(patches, turns, Growth(Ledger(), "", lambda *_: False))
-patching.clock = SimpleNamespace(now_ns=time.thread_time_ns)
+ledger = CudaLedger(Gpu)
+cuda_memory.name_hooks(PatchSet("cuda_memory", spans.current()), ledger, Turns(ledger, WORK))
+hook.clock = SimpleNamespace(now_ns=time.thread_time_ns)
 nothing = Hook("nothing", "nothing:at_all", (), spans.current())
 nothing.report("installed")
 def count_nothing(*_):

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
-from rltrace.instrument.memory.sharded_models import Models, Params, Roles, by_place, plain_params
+from rltrace.instrument.memory.sharded_models import Fsdp2Params, Models, Params, Roles, by_place, plain_params
 from rltrace.instrument.memory.work import Work
 
 SIZE_BYTES = 3 * 64 * 64 * 4
@@ -384,5 +385,39 @@ def test_emptied_shards_hold_nothing() -> None:
             storage.resize_(size_bytes)
             said.append(models().get("actor.params_host_bytes", 0))
         assert said == [4 * 64 * 64, 0, 4 * 64 * 64]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_few_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between passes the first and the last of layers that are alike stand for all; a look at all corrects them."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(8)))
+        models = Models(Roles(Work()))
+        for layer in layers:
+            models.meet_state(_get_module_fsdp_state(fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))))
+        optimizer = torch.optim.AdamW(layers.parameters())
+        models.roles.meet_optimizer(optimizer)
+        marked: list[Params] = []
+        mark = Fsdp2Params.mark
+        monkeypatch.setattr(Fsdp2Params, "mark", lambda params: (marked.append(params), mark(params))[1])
+
+        def said(look: Callable[[], dict[str, int]]) -> tuple[dict[str, int], int]:
+            marked.clear()
+            rows = look()
+            return {owner: size for owner, size in rows.items() if size}, len(marked)
+
+        few = []
+        for _ in range(2):
+            for turn in (lambda: layers(torch.ones(1, 64)).sum().backward(), optimizer.step, optimizer.zero_grad):
+                turn()
+                few.append(said(models.between_passes))
+                assert few[-1][0] == said(models)[0]
+        assert [count for _, count in few[3:]] == [2] * 3
+        layers[3].weight.grad = layers[3].weight.detach().clone()
+        assert "actor.grads_host_bytes" not in said(models.between_passes)[0]
+        assert said(models)[0]["actor.grads_host_bytes"] == 4 * 64 * 64
+        assert said(models.between_passes)[0]["actor.grads_host_bytes"] == 4 * 64 * 64
     finally:
         torch.distributed.destroy_process_group()

@@ -175,8 +175,8 @@ def test_share(ledger: Clocked, pass_ns: int) -> None:
     turns = Turns(ledger, Work())
     train(turns, ledger, 100, pass_ns)
     of_looks_ns = len(ledger.looks) * ledger.look_ns
-    assert of_looks_ns <= Turns.BURST_NS + Turns.SHARE * ledger.now_ns + 3 * ledger.look_ns
-    assert of_looks_ns >= min(Turns.SHARE * ledger.now_ns, 3 * ledger.look_ns * 100e9 / pass_ns) * 0.9
+    assert of_looks_ns <= Turns.PASS_BURST_NS + Turns.PASS_SHARE * ledger.now_ns + 3 * ledger.look_ns
+    assert of_looks_ns >= min(Turns.PASS_SHARE * ledger.now_ns, 3 * ledger.look_ns * 100e9 / pass_ns) * 0.9
     assert len(ledger.asked) * 80_000 <= Turns.BEAT_BURST_NS + Turns.BEAT_SHARE * ledger.now_ns + 80_000
 
 

@@ -1,9 +1,12 @@
-"""Spans that are written when they end: their records, and what interrupts their hooks."""
+"""Spans that are written when they end: their records, and what interrupts their hooks; in C, and in Python."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,13 @@ from rltrace.events import Span
 from rltrace.hooks.hook import Hook
 from rltrace.read.recording import Recording
 from rltrace.record import repeated, spans
-from rltrace.record.repeated import Said, Stretch
+from rltrace.record.repeated import PlainStretch, Said
 from rltrace.record.writer import HookCount
 
 OURS = str(Path(rltrace.__file__).parent)
+
+
+FIRST = itertools.repeat(-1).__next__
 
 
 class LateError(Exception):
@@ -39,17 +45,27 @@ def hook() -> Hook:
     return hook
 
 
+@pytest.fixture(params=["native", "plain"], autouse=True)
+def way_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "plain":
+        monkeypatch.setattr(repeated, "NATIVE", None)
+        monkeypatch.setattr(repeated, "Stretch", PlainStretch)
+    elif repeated.NATIVE is None:
+        pytest.skip("the library is not built: make native")
+    return str(request.param)
+
+
 def said(is_second: bool) -> Said:
     return Said("repeated", {"module": "layers.3", "second": is_second})
 
 
-def calls(hook: Hook, kinds: Callable[[], int] = lambda: -1) -> tuple[Callable[[], None], Callable[[], None]]:
+def calls(hook: Hook, kinds: Callable[[], int] = FIRST) -> tuple[Callable[[], None], Callable[[], None]]:
     before, after = repeated.around_calls(hook, said, lambda: True, kinds)
     return lambda: before(None, ()), lambda: after(None, (), None)
 
 
 def stretch(hook: Hook, parts: int = 1) -> tuple[Callable[[], None], Callable[[], None]]:
-    one, known = Stretch(said(False), parts), dict[int, Stretch]()
+    one, known = repeated.Stretch(said(False), parts), dict[int, PlainStretch]()
     known[id(one)] = one
     begin = repeated.beginning(hook, known, lambda _: None, lambda _: False)
     end = repeated.ending(hook, known)
@@ -143,6 +159,25 @@ def test_pause(folder: Path, hook: Hook) -> None:
     assert len(read(folder)) == 1
 
 
+def test_fork(folder: Path, hook: Hook) -> None:
+    """A forked child writes into a segment of its own, and its parent goes on in its own."""
+    rltrace.start(folder)
+    before, after = calls(hook)
+    for _ in range(3):
+        before()
+        after()
+    if not (child := os.fork()):
+        before()
+        after()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    before()
+    after()
+    rltrace.stop()
+    spans_of = {process.pid: len(list(process.events())) for process in Recording.open(folder).processes}
+    assert spans_of == {os.getpid(): 4, child: 1}
+
+
 def test_parts(folder: Path, hook: Hook) -> None:
     """A stretch ends with its last part; one that nothing ended ends as an error where the next one begins."""
     rltrace.start(folder)
@@ -180,7 +215,7 @@ def test_counts(folder: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> Non
 
 @pytest.mark.parametrize("make", [calls, stretch])
 @pytest.mark.parametrize("way", ["handler", "thread"])
-def test_interruptions(folder: Path, interrupter: Any, hook: Hook, way: str, make: Any) -> None:
+def test_interruptions(folder: Path, interrupter: Any, hook: Hook, way: str, make: Any, way_of: str) -> None:
     """Wherever an error from outside comes, the program gets it, and no later call has a span that is not its own.
 
     A stretch whose end was interrupted ends, as an error, where the next one begins.
@@ -190,10 +225,47 @@ def test_interruptions(folder: Path, interrupter: Any, hook: Hook, way: str, mak
     found = read(folder)
     around = [span for span in found if span.name == "around"]
     inner = [span for span in found if span.name == "repeated" and span.args.get("error") != "RuntimeError"]
-    assert len(around) > 40
+    assert len(around) > (40 if way_of == "plain" else 2), "nothing comes inside of C"
     assert all(any(one.start_ns <= s.start_ns and s.end_ns <= one.end_ns for one in around) for s in inner)
     assert len(inner) > len(around) / 2
     assert hook.failures == 0
+
+
+@pytest.mark.parametrize("make", [calls, stretch])
+def test_both_ways_write_the_same(tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    """Records in C and in Python have the same bytes but for the times, in the same number of segments."""
+    written = []
+    for way in (repeated.NATIVE, None):
+        monkeypatch.setattr(repeated, "NATIVE", way)
+        monkeypatch.setattr(repeated, "Stretch", PlainStretch if way is None else way.Stretch)
+        rltrace.start(tmp_path / str(way is None))
+        before, after = make(hook)
+        for _ in range(500):
+            before()
+            after()
+        rltrace.stop()
+        (process,) = Recording.open(tmp_path / str(way is None)).processes
+        contents = [process.segment(name) for name in process.segment_names]
+        assert len(contents) > 1
+        written.append([re.sub(rb"\xcf\x00.{7}", b"time", content, flags=re.DOTALL) for content in contents])
+    assert written[0] == written[1]
+
+
+def test_known_hooks_die_with_their_module(hook: Hook) -> None:
+    """A module's hooks are freed with it, whatever they refer to."""
+    gone: list[bool] = []
+
+    class Told:
+        def __call__(self) -> bool:
+            return True
+
+        def __del__(self) -> None:
+            gone.append(True)
+
+    hooks = repeated.around_calls(hook, said, Told(), FIRST)
+    del hooks
+    gc.collect()
+    assert gone == [True]
 
 
 def interrupt_everywhere(hooks: tuple[Callable[[], None], Callable[[], None]], interrupter: Any, way: str) -> None:

@@ -52,6 +52,11 @@ NCCL = "nccl"
 OUTSIDE = (CONTEXT, NCCL, GRAPHS)
 """Rows that torch's allocator does not know of, or not all of."""
 
+BETWEEN_PASSES = frozenset(
+    {Turn.FORWARD_END, Turn.BACKWARD_BEGIN, Turn.BACKWARD_END, Turn.OPTIMIZER_BEGIN, Turn.OPTIMIZER_END, Turn.ZERO_GRAD}
+)
+"""Where all layers of a model have gone through the same: none is being computed."""
+
 OF_HOST = (HOST_BYTES, PINNED_BYTES)
 """Rows whose names end like this are no part of the card."""
 REGISTERED = (f"weight_sync.bucket{PINNED_BYTES}",)
@@ -182,6 +187,8 @@ class CudaLedger:
         """
         self.tensors: dict[object, Callable[[], Rows]] = {}
         """Sources whose bytes come from torch's allocator. Rows with the same name add up."""
+        self.between_passes: dict[object, Callable[[], Rows]] = {}
+        """What answers in place of some of them where no pass is under way, and no phase begins or ends: sooner."""
         self.engine: SleepingMemory | None = None
         """The pools of the engine that runs in this process; None if there is none."""
         self.activations: Rows = {}
@@ -196,7 +203,7 @@ class CudaLedger:
         self.outside_moves = 0
         """How often something may have changed outside of torch's allocator."""
         self._unchanged = Unchanged()
-        self._named: tuple[Any, Rows] = None, {}
+        self._named: tuple[Any, bool, Rows] = None, False, {}
         self._sampled: tuple[State | None, int] = None, 0
         self._held: Held | None = None
         self._knows_holders = True
@@ -257,7 +264,7 @@ class CudaLedger:
                 self._sample(device, state, of_processes=of_processes)
         elif is_phase and is_engines and (card := self.engines_card()) is not None:
             with spans.automatic_span(MEMORY_EDGE) as sampled:
-                self._set_totals(sampled, card, {}, of_processes)
+                sampled.set(**self._totals(card, {}, of_processes))
         self._engine_share.reached(boundary)
 
     def engines_card(self) -> Card | None:
@@ -341,16 +348,20 @@ class CudaLedger:
     ) -> None:
         since_ns = self._unchanged.since_ns(state.moves)
         with spans.automatic_span(MEMORY_EDGE) as sampled:
-            sampled.set(unchanged_ns=max(0, sampled.start_ns - since_ns))
+            said: dict[str, Any] = {"unchanged_ns": max(0, sampled.start_ns - since_ns)}
             if turn is not None:
-                sampled.set(turn=turn.value)
-            rows = self.rows(device, state, is_boundary=turn is None, activations=activations)
-            for name, size in rows.items():
-                spans.counter(name, size)
-            spans.counter("resident_bytes", self._process.resident_bytes())
-            self._say_pinned(device, rows)
-            self._say_peak(device, state)
-            self._set_totals(sampled, device, rows, of_processes)
+                said["turn"] = turn._value_  # `value` is a function, in Python
+            try:
+                rows = self.rows(device, state, turn, activations=activations)
+                counter = spans.counter
+                for name, size in rows.items():
+                    counter(name, size)
+                counter("resident_bytes", self._process.resident_bytes())
+                self._say_pinned(device, rows)
+                self._say_peak(device, state)
+                said |= self._totals(device, rows, of_processes)
+            finally:
+                sampled.set(**said)
         self._sampled = state, now_ns()
 
     def _say_pinned(self, device: OwnCard, rows: Rows) -> None:
@@ -384,44 +395,46 @@ class CudaLedger:
             self._peak_bytes = peak_bytes
             spans.counter(ALLOCATED_PEAK, peak_bytes)
 
-    def _set_totals(self, sampled: Any, device: Card, rows: Rows, of_processes: bool) -> None:
+    def _totals(self, device: Card, rows: Rows, of_processes: bool) -> dict[str, Any]:
+        """Return what the driver counts, for a sample's span; nothing where it does not say."""
         try:
             card = device.card()
         except UnavailableError as reason:
             self._say("unaccounted", str(reason))
-            return
+            return {}
         self._used_bytes = card.used_bytes
         self._say_used(card)
         mine_bytes = on_card(rows)
         others_bytes = card.used_bytes - mine_bytes
-        sampled.set(
-            totals={"used": card.used_bytes, "driver.reserved": card.reserved_bytes},
-            free_bytes=card.free_bytes,
-            others_bytes=others_bytes,
-        )
+        said = {
+            "totals": {"used": card.used_bytes, "driver.reserved": card.reserved_bytes},
+            "free_bytes": card.free_bytes,
+            "others_bytes": others_bytes,
+        }
         known = self._held
         if known is None or (of_processes and known.others_bytes != others_bytes):
             self._held = known = Held(self._holders(device)[0], mine_bytes, others_bytes)
         self._knows_holders = known.others_bytes == others_bytes
         if self._knows_holders:
-            by_pid = dict(known.by_pid)
-            if os.getpid() in by_pid:
-                by_pid[os.getpid()] += mine_bytes - known.mine_bytes
-            sampled.set(held_bytes={str(pid): size for pid, size in by_pid.items()})
-        sampled.set(cpu_ns=dict(_cpu_ns(known.by_pid)))
+            by_pid, pid = dict(known.by_pid), os.getpid()
+            if pid in by_pid:
+                by_pid[pid] += mine_bytes - known.mine_bytes
+            said["held_bytes"] = {str(pid): size for pid, size in by_pid.items()}
+        said["cpu_ns"] = dict(_cpu_ns(known.by_pid))
+        return said
 
-    def rows(self, device: OwnCard, state: State, *, is_boundary: bool = True, activations: str | None = None) -> Rows:
+    def rows(self, device: OwnCard, state: State, turn: Turn | None = None, *, activations: str | None = None) -> Rows:
         """Return the bytes of every owner in this process, in the state that it is in.
 
         Args:
             device: The device that the process uses.
             state: The state of the rows.
-            is_boundary: Whether a phase begins or ends here, so that no forward is waiting for its backward.
+            turn: Where that is; None if a phase begins or ends here, so that no forward is waiting for its backward.
             activations: The owner of what a forward leaves, while a forward runs or waits for its backward.
         """
-        torch = state.torch
+        torch, is_boundary = state.torch, turn is None
         pools, graphs = self._in_pools(device, torch.reserved_bytes)
-        rows = self._named_rows(torch.changes)
+        rows = self._named_rows(torch.changes, is_whole=turn not in BETWEEN_PASSES)
         named_bytes = on_card(rows)
         cached_bytes, loose_bytes = remainder(torch, pools, graphs)
         # An engine also has inputs and workspaces. Alone in its process, it owns everything that has no other owner.
@@ -444,21 +457,29 @@ class CudaLedger:
             rows[f"{GRAPHS}_bytes"] = rows.get(f"{GRAPHS}_bytes", 0) + graphs.reserved_bytes
         return self._without_never_used(rows)
 
-    def _named_rows(self, changes: int) -> Rows:
-        """Return the bytes of tensors that have an owner. They are counted anew when any tensor has come or gone."""
+    def _named_rows(self, changes: int, *, is_whole: bool) -> Rows:
+        """Return the bytes of tensors that have an owner. They are counted anew when any tensor has come or gone.
+
+        Args:
+            changes: How often one has.
+            is_whole: Whether each source is asked for all that it knows.
+        """
         key = changes, tuple(self.tensors.values())
-        if self._named[0] != key:
+        if self._named[0] != key or (is_whole and not self._named[1]):
             rows: Rows = {}
-            for source in key[1]:
-                add(rows, source())
-            self._named = key, rows
-        return dict(self._named[1])
+            for name, source in self.tensors.items():
+                add(rows, (source if is_whole else self.between_passes.get(name, source))())
+            self._named = key, is_whole, rows
+        return dict(self._named[2])
 
     def _without_never_used(self, rows: Rows) -> Rows:
         """Return the rows without those of host memory for owners that never had any, which are most."""
-        owners = {name: name.rsplit("_", 2)[0] for name in rows if name.endswith(OF_HOST)}
-        self._on_host |= {owner for name, owner in owners.items() if rows[name]}
-        return {name: size for name, size in rows.items() if name not in owners or owners[name] in self._on_host}
+        of_host = [name for name in rows if name.endswith(OF_HOST)]
+        self._on_host.update(name.rsplit("_", 2)[0] for name in of_host if rows[name])
+        for name in of_host:
+            if name.rsplit("_", 2)[0] not in self._on_host:
+                del rows[name]
+        return rows
 
     def _settle_activations(self, unnamed_bytes: int, *, is_boundary: bool, owner: str | None = None) -> None:
         """Set how many of the bytes without an owner are activations.

@@ -74,7 +74,7 @@ def on_device(device: Any) -> Iterator[None]:
 
 def name_hooks(patches: PatchSet, ledger: CudaLedger, turns: Turns, on_device: OnDevice = on_device) -> None:
     """Name the hooks that meet models, optimizers and communicators where they are made, and look at each boundary."""
-    ledger.tensors[MODELS] = MODELS
+    ledger.tensors[MODELS], ledger.between_passes[MODELS] = MODELS, MODELS.between_passes
     ledger.trains = lambda: MODELS.met
     patches.when_imported("torch.cuda", lambda _: boundaries.watch(ledger.reached))
     watch_uncaught(patches, ledger.out_of_memory)

@@ -48,15 +48,17 @@ class Roles:
         self.work = work
         self._named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """The owners of optimizers and holders of parameters that were made while somebody was worked for."""
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._optimizers: list[weakref.ref[Any]] = []
+        """A list, because each look goes through it, and a set of weak references does that in Python."""
         self.met = 0
         """How many optimizers were met. While that stays the same, no parameter changes its owner."""
         self._decided: weakref.WeakKeyDictionary[Any, tuple[bool, int]] = weakref.WeakKeyDictionary()
 
     def meet_optimizer(self, optimizer: Any) -> None:
         """Meet an optimizer; the owner of its parameters is asked when it is used."""
-        if optimizer not in self._optimizers:
-            self._optimizers.add(optimizer)
+        known = self.optimizers()
+        if all(one is not optimizer for one in known):
+            self._optimizers = [weakref.ref(one) for one in (*known, optimizer)]
             self.name(optimizer, self.work.subject)
             self.met += 1
 
@@ -73,7 +75,7 @@ class Roles:
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that there are."""
-        return list(self._optimizers)
+        return [one for known in self._optimizers if (one := known()) is not None]
 
     def subject_of(self, params: Params) -> str:
         """Return `actor`, `ref`, or the owner that somebody has set."""
@@ -90,7 +92,7 @@ class Roles:
         is_trained, met = self._decided.get(holder, (False, 0)) if holder is not None else (False, 0)
         if is_trained:
             return True
-        optimizers = [one for one in self._optimizers if self._named.get(one, ACTOR) == ACTOR]
+        optimizers = [one for one in self.optimizers() if self._named.get(one, ACTOR) == ACTOR]
         if not optimizers:
             return any(parameter.requires_grad for parameter in params.trained())
         if holder is not None and met != self.met:
@@ -127,7 +129,12 @@ class Models:
         self._known: tuple[Any, list[tuple[str, Params]]] = None, []
         self._rows: dict[Any, Rows] = {}
         """Rows by the marks of all groups. A step goes through a few of these, and the next step through the same."""
-        self._states: weakref.WeakKeyDictionary[Any, tuple[tuple[int, int], Rows]] = weakref.WeakKeyDictionary()
+        self._few: list[int] = []
+        """The places of groups that stand for all: of each kind the first and the last."""
+        self._rows_by_few: dict[Any, Rows] = {}
+        """Rows by the marks of these few, as they were when all groups were last looked at."""
+        self._states: dict[int, tuple[weakref.ref[Any], tuple[int, int], Rows]] = {}
+        """What an optimizer's state held, by the optimizer's id."""
 
     @property
     def met(self) -> bool:
@@ -222,9 +229,26 @@ class Models:
     def __call__(self) -> Rows:
         groups = self._groups()
         marks = tuple([params.mark() for _, params in groups])
-        rows = dict(self._rows.get(marks) or self._count(groups, marks))
+        rows = self._rows.get(marks) or self._count(groups, marks)
+        if len(self._rows_by_few) >= MOST_KEPT:
+            self._rows_by_few.clear()
+        self._rows_by_few[tuple([marks[place] for place in self._few])] = rows
+        return self._with_states(rows)
+
+    def between_passes(self) -> Rows:
+        """Return the same where no pass is under way, without a look at every group of parameters.
+
+        Groups of one kind, such as those of a model's layers, go through the same states. So the first and the last of
+        each kind stand for all of them, as they were when all were last looked at with these few in this state.
+        """
+        groups = self._groups()
+        rows = self._rows_by_few.get(tuple([groups[place][1].mark() for place in self._few]))
+        return self() if rows is None else self._with_states(rows, may_have_moved=False)
+
+    def _with_states(self, rows: Rows, *, may_have_moved: bool = True) -> Rows:
+        rows = dict(rows)
         for optimizer in self.roles.optimizers():
-            add(rows, self._state_rows(optimizer))
+            add(rows, self._state_rows(optimizer, may_have_moved))
         return rows
 
     def _groups(self) -> list[tuple[str, Params]]:
@@ -236,7 +260,9 @@ class Models:
             groups = [*sharded, *plain_params(sharded, self._holders())]
             self._name(sharded)
             self._known = key, [(self.roles.subject_of(params), params) for params in groups]
+            self._few = ends_of_kinds([(subject, params.kind()) for subject, params in self._known[1]])
             self._rows.clear()
+            self._rows_by_few.clear()
         return self._known[1]
 
     def _name(self, sharded: list[Params]) -> None:
@@ -268,16 +294,31 @@ class Models:
                 add(rows, by_place(owner, tensors))
         return rows
 
-    def _state_rows(self, optimizer: Any) -> Rows:
+    def _state_rows(self, optimizer: Any, may_have_moved: bool) -> Rows:
         """Return the bytes of an optimizer's state, which are counted anew when it has grown or moved."""
-        tensors: Iterable[Any] = next(iter(optimizer.state.values()), {}).values()
-        first = next((memory.local(tensor) for tensor in tensors if memory.has_storage(tensor) and tensor.ndim), None)
-        key = len(optimizer.state), 0 if first is None else first.data_ptr()
-        known = self._states.get(optimizer)
-        if known is None or known[0] != key:
-            known = key, by_place(self.roles.states_owner(optimizer), memory.optimizer_tensors(optimizer))
-            self._states[optimizer] = known
-        return known[1]
+        known = self._states.get(id(optimizer))
+        is_known = known is not None and known[0]() is optimizer
+        if known is not None and is_known and not may_have_moved and known[1][0] == len(optimizer.state):
+            return known[2]
+        key = len(optimizer.state), place_of_state(optimizer)
+        if known is None or not is_known or known[1] != key:
+            rows = by_place(self.roles.states_owner(optimizer), memory.optimizer_tensors(optimizer))
+            known = self._states[id(optimizer)] = weakref.ref(optimizer), key, rows
+        return known[2]
+
+
+def place_of_state(optimizer: Any) -> int:
+    """Return where the first tensor of an optimizer's state lies, which stands for all; 0 without any."""
+    tensors: Iterable[Any] = next(iter(optimizer.state.values()), {}).values()
+    first = next((memory.local(tensor) for tensor in tensors if memory.has_storage(tensor) and tensor.ndim), None)
+    return 0 if first is None else int(first.data_ptr())
+
+
+def ends_of_kinds(kinds: list[Any]) -> list[int]:
+    """Return the places of the first and the last of each kind."""
+    firsts = {kind: place for place, kind in reversed([*enumerate(kinds)])}
+    lasts = {kind: place for place, kind in enumerate(kinds)}
+    return sorted({*firsts.values(), *lasts.values()})
 
 
 MODELS = Models(Roles(WORK))
@@ -396,6 +437,10 @@ class Params:
         """Return something that stays the same while they hold as many bytes at the same places."""
         raise NotImplementedError
 
+    def kind(self) -> Any:
+        """Return what others have too that go through the same states; by default only these."""
+        return id(self)
+
 
 class Fsdp2Params(Params):
     """A parameter group of FSDP2."""
@@ -430,6 +475,9 @@ class Fsdp2Params(Params):
                 if grad is not None:
                     yield grad
 
+    def kind(self) -> Any:
+        return tuple((shard.shape, shard.dtype, shard.requires_grad) for shard in self.trained())
+
     def mark(self) -> Any:
         # At a boundary none of this is in the processor's caches. That is the cost: 100 ns an object, of 70 groups.
         param = self._last()
@@ -441,7 +489,7 @@ class Fsdp2Params(Params):
         return (
             None if held.is_cuda else self._place.of(held),  # as `of` says, and a call less
             held.data_ptr() == 0,  # a program may empty storages, and fill them later
-            param.sharded_state.value,
+            param.sharded_state._value_,  # `value` is a function, in Python
             -1 if grad is None else self._place_of_grad.of(memory.local(grad)),
             None if whole_grad is None else whole_grad.is_cuda,
         )

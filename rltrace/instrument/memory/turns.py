@@ -4,8 +4,8 @@ Memory turns in a few places of a training step. Activations grow until a forwar
 ends. Gradients come with a backward and go with `zero_grad`. An optimizer's first step makes its states. `empty_cache`
 gives the driver back what nobody holds.
 
-A look takes some hundred microseconds, so all looks together get a small share of the program's time: half of it for
-passes, so that no other place can starve them. When it is spent, whole passes are skipped, forward and backward
+A look takes some hundred microseconds, so all looks together get a small share of the program's time. Passes have one
+of their own, so that no other place can starve them. When it is spent, whole passes are skipped, forward and backward
 together: a look at half of a pass would show activations that are long gone.
 
 Between turns, each hook can be a beat: it asks the driver how much memory is used, which takes microseconds, and looks
@@ -72,7 +72,9 @@ class Turns:
     """Before this time a beat has nothing to spend. A step has hundreds of beats, which ask for no more than this."""
 
     SHARE, BURST_NS = 0.0005, 20_000_000
-    """The budget of looks inside passes, and that of all others: the first passes are always seen."""
+    """The budget of looks outside of passes."""
+    PASS_SHARE, PASS_BURST_NS = 0.0003, 10_000_000
+    """The budget of looks inside passes: the first passes are always seen."""
     BEAT_SHARE, BEAT_BURST_NS = 0.00025, 1_000_000
     """The budget of beats where memory turns, and that of beats between, inside of forwards and of long calls. One
     takes 10 µs, or 80 on a busy host. In a forward after other work each layer asks; in a series of forwards one layer
@@ -84,7 +86,7 @@ class Turns:
         work: Says whose passes these are.
         """
         self._ledger, self.work = ledger, work
-        self._passes = Budget(self.SHARE, self.BURST_NS)
+        self._passes = Budget(self.PASS_SHARE, self.PASS_BURST_NS)
         self._looks = Budget(self.SHARE, self.BURST_NS)
         self._beats = Budget(self.BEAT_SHARE, self.BEAT_BURST_NS)
         self._turn_beats = Budget(self.BEAT_SHARE, self.BEAT_BURST_NS)

@@ -19,10 +19,10 @@ from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record.lock import InterruptibleLock
 
-POLL_NS = 1_000_000_000
+POLL_NS = 2_000_000_000
 """After this time a new pair resolves the pairs before it, unless somebody has asked for that since."""
-ANCHOR_NS = 1_000_000_000
-"""How long an anchor is used. After one second, elapsed times have a resolution of 61 ns; after ten minutes, 62 µs."""
+ANCHOR_NS = 2_000_000_000
+"""How long an anchor is used. After 2 s, elapsed times have a resolution of 122 ns; after ten minutes, 62 µs."""
 MOST_PAIRS = 16_384
 """How many pairs may wait for the device. Further ones are counted and not measured."""
 ANCHOR_TRIES = 3
@@ -233,8 +233,8 @@ class DeviceTimes:
             return False
         if now_ns - self._polled_ns > POLL_NS:
             self.poll()
-        if is_anchor_due:
-            self._renew_anchor()
+        if is_anchor_due and (self._anchor is None or self._anchor.host_ns < now_ns - ANCHOR_NS):
+            self._renew_anchor()  # resolving has not
         if self._anchor is None:
             self.missed.no_anchor += 1
             return False

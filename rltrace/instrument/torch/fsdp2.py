@@ -301,8 +301,8 @@ class BackwardSpans:
     """The spans of backwards, by state and by the parameter groups of each: they end with the last group."""
 
     def __init__(self) -> None:
-        self._of_state: dict[int, repeated.Stretch] = {}
-        self._of_group: dict[int, repeated.Stretch] = {}
+        self._of_state: dict[int, repeated.PlainStretch] = {}
+        self._of_group: dict[int, repeated.PlainStretch] = {}
         self._kept: dict[int, weakref.ref[Any]] = {}
         """What forgets a state or a group once it is gone."""
 
@@ -332,7 +332,7 @@ class BackwardSpans:
 
         return post_backward
 
-    def _meet(self, state: Any) -> repeated.Stretch | None:
+    def _meet(self, state: Any) -> repeated.PlainStretch | None:
         """Return the span of a state's backwards; None if it has no parameters."""
         groups = groups_of(state)
         if not groups:
@@ -344,7 +344,7 @@ class BackwardSpans:
             self._keep(self._of_group, group, stretch)
         return stretch
 
-    def _keep(self, known: dict[int, repeated.Stretch], of: Any, stretch: repeated.Stretch) -> None:
+    def _keep(self, known: dict[int, repeated.PlainStretch], of: Any, stretch: repeated.PlainStretch) -> None:
         known[id(of)] = stretch
         # All in C, so that no error from outside is lost there. The dead reference is what `pop` returns by default.
         self._kept[id(of)] = weakref.ref(of, functools.partial(known.pop, id(of)))

@@ -1,0 +1,33 @@
+"""The native hot ways of `rltrace/record/repeated.py`, where they were built: `repeated.c`, a module of Python's.
+
+Everything else is left to `repeated.py`, and where there is no library, all is: it writes the same bytes, and takes
+three times as long. `build.py` compiles the library for the wheel, and `make native` in a working tree. It uses the
+stable interface of Python, and so serves every CPython from 3.10 on but the free-threaded ones, which leave it alone.
+"""
+
+from __future__ import annotations
+
+from types import BuiltinFunctionType, MethodWrapperType
+from typing import Any
+
+from rltrace.host.interruption import own_failure
+from rltrace.record.native.build import source_crc32
+
+
+def load() -> Any:
+    """Return the library; None if it was not built, not for this Python, or from another source than the one here."""
+    try:
+        from rltrace.record.native import repeated
+
+        return repeated if source_crc32() == repeated.SOURCE else None
+    except own_failure(ImportError, AttributeError, OSError):
+        return None
+
+
+LIBRARY: Any = load()
+"""The library; None where everything is done in Python."""
+
+
+def are_native(*functions: Any) -> bool:
+    """Return whether all of these functions are in C, so that no error from outside can come inside of a call."""
+    return all(isinstance(function, (BuiltinFunctionType, MethodWrapperType)) for function in functions)
