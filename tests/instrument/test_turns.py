@@ -109,11 +109,13 @@ def test_plain_step(tmp_path: Path) -> None:
 
 
 def test_layers_beat(tmp_path: Path) -> None:
-    """Each layer's forward, and each backward, asks whether memory has moved, also without gradients."""
+    """Each layer's forward, and both ends of each backward, ask whether memory has moved, also without gradients."""
     said = told(tmp_path, "fsdp2", "fast")
     inference = said[said.index(("inference", False)) : said.index(("move", False))]
     assert inference.count(("asked", False)) >= 3
     assert said[: said.index(("backward.end", False))].count(("asked", False)) >= 6
+    backward = said[said.index(("backward.begin", True)) : said.index(("backward.end", False))]
+    assert backward.count(("asked", False)) >= 2 * 3  # where each layer's backward begins and where it ends
 
 
 class Clocked:

@@ -39,6 +39,7 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
     watch_models(patches, functools.partial(beat_in_forwards, turns))
     passes = Backwards(turns, loading)
     patches.around("torch.autograd:backward", passes.begin, passes.end)
+    patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState._pre_backward", functools.partial(beat_before, turns))
     patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", functools.partial(beat_afterwards, turns))
     patches.use(
         "torch.optim.optimizer:register_optimizer_step_pre_hook",
@@ -199,9 +200,20 @@ def beat_in_forwards(turns: Turns, state: Any, hook: Hook) -> None:
         module.register_forward_pre_hook(outside_graphs(before))
 
 
+def beat_before(turns: Turns, original: Function, hook: Hook) -> Function:
+    """Make the beginning of each call a beat: in a first backward, the first module takes a second to load kernels."""
+    beating_now = wrap_function(original, hook, hook.timed(beating(turns)), nothing_after)
+    return when_due(turns, original, beating_now)
+
+
 def beat_afterwards(turns: Turns, original: Function, hook: Hook) -> Function:
     """Make the end of each call a beat. A step has hundreds, most of which come before the next beat is due."""
     beating_now = wrap_function(original, hook, nothing_before, hook.timed(beating(turns)))
+    return when_due(turns, original, beating_now)
+
+
+def when_due(turns: Turns, original: Function, beating_now: Function) -> Function:
+    """Return what calls the one until a beat is due, and then the other."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
