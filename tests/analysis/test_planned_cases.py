@@ -17,7 +17,7 @@ from rltrace.analysis.plan.cards import CARDS
 from rltrace.analysis.plan.engine import Engine
 from rltrace.analysis.plan.generation import generation, key_parts
 from rltrace.analysis.plan.measured import Measured, with_engine
-from rltrace.analysis.plan.plan import DOES_NOT_FIT, FITS, REFUSES, Plan, plan
+from rltrace.analysis.plan.plan import DOES_NOT_FIT, FITS, MAY_NOT_FIT, REFUSES, Plan, plan
 from rltrace.analysis.plan.settings import Settings
 from rltrace.analysis.plan.training import walk
 
@@ -126,18 +126,20 @@ def test_runs_end_as_planned(tried: dict[str, Any]) -> None:
     settings, measured = known()
     found = plan(with_share(settings, tried["share"]), measured)
     assert found.fails_in == tried["out_of_memory_in"] or found.verdict == REFUSES
-    expected = FITS if tried["exit_code"] == 0 else DOES_NOT_FIT if tried["out_of_memory_in"] else REFUSES
-    assert found.verdict == expected
+    if tried["exit_code"] == 0:
+        assert found.verdict in (FITS, MAY_NOT_FIT)  # at the ceiling nothing is left for what the plan may be off by
+    else:
+        assert found.verdict == (DOES_NOT_FIT if tried["out_of_memory_in"] else REFUSES)
 
 
 def test_a_ceiling_leaves_room_to_generate() -> None:
-    """The largest share is below the one that ran out of memory in a prefill, and above those that ran."""
+    """The largest share is none that ran out of memory, and no larger one ran."""
     settings, measured = known()
     (share,) = (one for one in plan(settings, measured).ceilings if one.setting.endswith("gpu_memory_utilization"))
     ran = max(one["share"] for one in CASES["tried"] if one["exit_code"] == 0)
     failed = min(one["share"] for one in CASES["tried"] if one["out_of_memory_in"])
     assert share.largest is not None
-    assert ran < share.largest < failed
+    assert ran <= share.largest < failed
     assert share.limited_by == "rollout.generate"
 
 
