@@ -141,16 +141,13 @@ def around_calls(
 
     if NATIVE is None or not native.are_native(kind):
         return before, after
-    calls = NATIVE.Calls(gate, kind, kind_address, write_slowly)
-    begin, end = calls.before, calls.after
-
-    def before_natively(_module: Any, _args: Any) -> None:
-        begin()
+    calls = NATIVE.Calls(gate, starts_ns, kind, kind_address, write_slowly)
+    end = calls.after
 
     def after_natively(_module: Any, _args: Any, _result: Any) -> None:
         end()
 
-    return before_natively, after_natively
+    return before, after_natively
 
 
 # ---------------------------------------------------------------- what one hook begins, and another ends

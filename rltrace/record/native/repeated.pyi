@@ -17,9 +17,14 @@ class Writer:
 
 class Calls:
     def __new__(
-        cls, gate: object, kind: Callable[[], int], kind_address: int, slow: Callable[[int], None], /
+        cls,
+        gate: object,
+        starts_ns: list[int],
+        kind: Callable[[], int],
+        kind_address: int,
+        slow: Callable[[int], None],
+        /,
     ) -> Calls: ...
-    def before(self) -> None: ...
     def after(self) -> None: ...
     def know(self, head: bytes, first: bytes, second: bytes, count: Callable[[], object], /) -> None: ...
 
