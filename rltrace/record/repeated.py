@@ -76,7 +76,11 @@ class Said(NamedTuple):
 
 
 def around_calls(
-    gate: Gate, said_in: Callable[[bool], Said], is_lasting: Callable[[], bool], kind: Callable[[], int]
+    gate: Gate,
+    said_in: Callable[[bool], Said],
+    is_lasting: Callable[[], bool],
+    kind: Callable[[], int],
+    kind_address: int = 0,
 ) -> tuple[Callable[[Any, Any], None], Callable[[Any, Any, Any], None]]:
     """Return what runs before a call of a module and what runs after it, called as torch calls hooks.
 
@@ -87,6 +91,7 @@ def around_calls(
         said_in: Returns what the span says of a call of the first kind or, given True, of the second.
         is_lasting: Returns whether it says the same from here on.
         kind: Returns -1 in a call of the first kind.
+        kind_address: Where a function of C, `int (void)`, begins that returns the same; 0 if there is none.
     """
     starts_ns: list[int] = []
     """Of the calls that are under way; 0 for one without a span."""
@@ -136,16 +141,13 @@ def around_calls(
 
     if NATIVE is None or not native.are_native(kind):
         return before, after
-    calls = NATIVE.Calls(gate, kind, write_slowly)
-    begin, end = calls.before, calls.after
-
-    def before_natively(_module: Any, _args: Any) -> None:
-        begin()
+    calls = NATIVE.Calls(gate, starts_ns, kind, kind_address, write_slowly)
+    end = calls.after
 
     def after_natively(_module: Any, _args: Any, _result: Any) -> None:
         end()
 
-    return before_natively, after_natively
+    return before, after_natively
 
 
 # ---------------------------------------------------------------- what one hook begins, and another ends

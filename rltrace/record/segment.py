@@ -3,7 +3,6 @@ killed."""
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from pathlib import Path
 from typing import Any
@@ -89,5 +88,7 @@ def writer_to(mapped: mmap.mmap) -> Any:
     """Return what appends to a mapping natively; None where nothing does."""
     if native.LIBRARY is None:
         return None
+    import ctypes  # not where nobody needs it
+
     first = ctypes.c_char.from_buffer(mapped)  # as long as that is there, the mapping cannot be closed
     return native.LIBRARY.Writer(first, ctypes.addressof(first), len(mapped))

@@ -3,9 +3,14 @@
 Their spans are the same, whichever shards the model.
 """
 
+import ctypes
+
 import pytest
+import torch
 from sharded_runs import FSDP, spans_inside, train
 from traced_runs import run_traced
+
+from rltrace.instrument.torch.autograd import address_of_task_id
 
 pytestmark = pytest.mark.run
 
@@ -363,3 +368,16 @@ def test_a_compiled_model_is_not_disturbed(tmp_path):
     for kind in ("fsdp1", "fsdp2"):
         expected = ["autograd.backward", "fsdp.backward", "fsdp.forward"]
         assert names(spans_inside(process, "compiled", kind=kind)) == expected
+
+
+def test_task_id_by_its_address() -> None:
+    """The function of torch's C++ says what torch's own for Python says, outside of a backward and inside of one."""
+    address, said = address_of_task_id(), []
+    assert address
+    ask = ctypes.CFUNCTYPE(ctypes.c_int)(address)
+    one = torch.ones(1, requires_grad=True)
+    doubled = one * 2
+    doubled.register_hook(lambda _: said.append((ask(), torch._C._current_graph_task_id())))
+    doubled.backward()
+    assert ask() == torch._C._current_graph_task_id() == -1
+    assert said[0][0] == said[0][1] != -1

@@ -10,6 +10,7 @@ from typing import Any
 
 from rltrace.hooks.hook import Function, Hook
 from rltrace.host.interruption import own_failure
+from rltrace.instrument.torch.autograd import address_of_task_id
 from rltrace.instrument.torch.dynamo import outside_graphs
 from rltrace.record import repeated, spans
 
@@ -120,7 +121,9 @@ class ForwardSpans(Forwards):
             known = known or path()
             return repeated.Said("fsdp.forward", {"module": known} | ({"recompute": True} if is_repeated else {}))
 
-        before, after = repeated.around_calls(self._hook, said, lambda: bool(known), torch._C._current_graph_task_id)
+        before, after = repeated.around_calls(
+            self._hook, said, lambda: bool(known), torch._C._current_graph_task_id, address_of_task_id()
+        )
         return self._register(modules, self._hook.timed(before), self._hook.timed(after), [])
 
 

@@ -187,29 +187,29 @@ static int append(PyObject *head, int64_t start_ns, PyObject *tail) {
 
 /* ---- calls of a module ---- */
 
-#define MOST_NESTED 16
-
 typedef struct {
     PyObject_HEAD
     PyObject *gate, *kind, *slow; /* which hook this is; says -1 in a call of the first kind; writes what is not hot */
+    int (*kind_in_c)(void); /* says the same, with less on the way; NULL if there is no such function */
     PyObject *head, *first, *second, *count; /* NULL until the span is known */
-    int64_t starts_ns[MOST_NESTED]; /* of the calls that are under way; 0 for one without a span */
-    int64_t under_way;
+    PyObject *starts_ns; /* a list, of the calls that are under way; 0 for one without a span */
 } Calls;
 
 static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    PyObject *gate, *kind, *slow;
+    PyObject *gate, *kind, *slow, *starts_ns;
+    unsigned long long address;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Calls *self;
     if (keywords != NULL && PyDict_Size(keywords)) {
         PyErr_SetString(PyExc_TypeError, "Calls takes no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "OOO", &gate, &kind, &slow)) return NULL;
+    if (!PyArg_ParseTuple(args, "OO!OKO", &gate, &PyList_Type, &starts_ns, &kind, &address, &slow)) return NULL;
     self = (Calls *)allocate(type, 0);
     if (self == NULL) return NULL;
-    Py_INCREF(gate), Py_INCREF(kind), Py_INCREF(slow);
-    self->gate = gate, self->kind = kind, self->slow = slow;
+    Py_INCREF(gate), Py_INCREF(kind), Py_INCREF(slow), Py_INCREF(starts_ns);
+    self->gate = gate, self->kind = kind, self->slow = slow, self->starts_ns = starts_ns;
+    self->kind_in_c = (int (*)(void))(uintptr_t)address;
     return (PyObject *)self;
 }
 
@@ -220,17 +220,22 @@ static int is_live(Calls *self) {
     return is < 0 ? refused() : is;
 }
 
-static PyObject *calls_before(Calls *self, PyObject *nothing) {
-    (void)nothing;
-    if (self->under_way < MOST_NESTED) self->starts_ns[self->under_way] = is_live(self) ? now_ns() : 0;
-    self->under_way++;
-    Py_RETURN_NONE;
+/* Return when the call that ends here has begun, and forget it. */
+static int64_t taken_start(Calls *self) {
+    Py_ssize_t many = PyList_Size(self->starts_ns);
+    int64_t start_ns = many > 0 ? PyLong_AsLongLong(PyList_GetItem(self->starts_ns, many - 1)) : 0;
+    if (many > 0) PyList_SetSlice(self->starts_ns, many - 1, many, NULL);
+    if (PyErr_Occurred()) PyErr_Clear();
+    return start_ns;
 }
 
 /* What follows the times in the span's record; NULL if nobody says of which kind the call is. */
 static PyObject *tail_of(Calls *self) {
-    PyObject *said = PyObject_CallNoArgs(self->kind);
-    long kind = said == NULL ? -2 : PyLong_AsLong(said);
+    PyObject *said;
+    long kind;
+    if (self->kind_in_c != NULL) return self->kind_in_c() == -1 ? self->first : self->second;
+    said = PyObject_CallNoArgs(self->kind);
+    kind = said == NULL ? -2 : PyLong_AsLong(said);
     Py_XDECREF(said);
     if (PyErr_Occurred()) {
         PyErr_Clear();
@@ -240,10 +245,9 @@ static PyObject *tail_of(Calls *self) {
 }
 
 static PyObject *calls_after(Calls *self, PyObject *nothing) {
-    int64_t start_ns = 0;
+    int64_t start_ns = taken_start(self);
     PyObject *tail;
     (void)nothing;
-    if (self->under_way && --self->under_way < MOST_NESTED) start_ns = self->starts_ns[self->under_way];
     if (!start_ns || !is_live(self)) Py_RETURN_NONE;
     if (self->head != NULL && (tail = tail_of(self)) != NULL && append(self->head, start_ns, tail)) {
         call(self->count);
@@ -289,15 +293,14 @@ static void calls_dealloc(Calls *self) {
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     PyObject_GC_UnTrack(self);
-    Py_XDECREF(self->gate), Py_XDECREF(self->kind), Py_XDECREF(self->slow);
+    Py_XDECREF(self->gate), Py_XDECREF(self->kind), Py_XDECREF(self->slow), Py_XDECREF(self->starts_ns);
     Py_XDECREF(self->head), Py_XDECREF(self->first), Py_XDECREF(self->second), Py_XDECREF(self->count);
     release(self);
     Py_DECREF(type);
 }
 
 static PyMethodDef calls_methods[] = {
-    {"before", (PyCFunction)calls_before, METH_NOARGS, "Begin a call."},
-    {"after", (PyCFunction)calls_after, METH_NOARGS, "End it, and write its span."},
+    {"after", (PyCFunction)calls_after, METH_NOARGS, "End a call, and write its span."},
     {"know", (PyCFunction)calls_know, METH_VARARGS, "Learn what each span says."},
     {NULL, NULL, 0, NULL},
 };
