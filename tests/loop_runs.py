@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
+
+from free_port import free_port
 
 from rltrace.analysis.summary import Summary, summarize
 from rltrace.read.recording import Recording
@@ -78,10 +79,7 @@ def run_loop(
 
 def one_rank(stage: int) -> dict[str, str]:
     """Return the environment of a single rank of DeepSpeed on a CPU, by its stage of ZeRO."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    of_launcher = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "LOCAL_RANK": "0"}
+    of_launcher = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "LOCAL_RANK": "0"}
     return {**of_launcher, "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu", "ZERO_STAGE": str(stage)}
 
 

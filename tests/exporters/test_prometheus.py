@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from free_port import free_port
 from growing_runs import grow
 from inferred_loops import HOOK, generate, learn
 from prometheus_client import openmetrics
@@ -128,9 +129,7 @@ class Asked:
         config = folder / "prometheus.yml"
         config.write_text(json.dumps(settings))  # YAML is a superset of it
         subprocess.run(["promtool", "check", "config", config], check=True, capture_output=True)
-        with socket.socket() as free:  # Prometheus does not say which port it took
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()  # Prometheus does not say which port it took
         self.address = f"http://127.0.0.1:{port}"
         self.process = subprocess.Popen(
             ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}", "--log.level=error",
