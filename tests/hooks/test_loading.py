@@ -180,19 +180,22 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> installed.Environment:
     return installed.make_bare(tmp_path_factory.mktemp("bare"))
 
 
-SLEEPY = "import time; time.sleep(0.5)"
+LOOKED_AT = str(Path(__file__).parents[1] / "programs" / "until_looked_at.py")
+BRIEFLY = f"exec(open({LOOKED_AT!r}).read())", "5"
+LONG = f"import msgspec; {BRIEFLY[0]}", "45"
+"""Until it is examined by its packages, which is not before the 20th look."""
 
 
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        (["python", "-S", "-c", SLEEPY], "started with -S: Python runs no start-up hook"),
-        (["python", "-I", "-c", SLEEPY], "started with -I: Python ignores PYTHONPATH"),
-        (["python", "-W", "ignore", "-Ec", SLEEPY], "started with -E: Python ignores PYTHONPATH"),
-        (["env", "-i", "PYTHON", "-c", SLEEPY], "its environment was replaced: RLTRACE_DIR is not in it"),
-        (["sh", "-c", f"sleep 0.3; python -S -c '{SLEEPY}'; true"], "started with -S"),
+        (["python", "-S", "-c", *BRIEFLY], "started with -S: Python runs no start-up hook"),
+        (["python", "-I", "-c", *BRIEFLY], "started with -I: Python ignores PYTHONPATH"),
+        (["python", "-W", "ignore", "-Ec", *BRIEFLY], "started with -E: Python ignores PYTHONPATH"),
+        (["env", "-i", "PYTHON", "-c", *BRIEFLY], "its environment was replaced: RLTRACE_DIR is not in it"),
+        (["sh", "-c", f"sleep 0.3; python -S {LOOKED_AT} 5; true"], "started with -S"),
         (
-            ["env", "PYTHONPATH=", "python", "-c", "import msgspec, time; time.sleep(3)"],
+            ["env", "PYTHONPATH=", "python", "-c", *LONG],
             "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours",
         ),
     ],
