@@ -99,7 +99,7 @@ class View(NamedTuple):
     def get(self, path: str, **headers: str) -> tuple[int, str]:
         request = urllib.request.Request(f"http://{self.address}{path}", headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -139,7 +139,7 @@ class Asked:
     def __call__(self, query: str) -> list[dict[str, Any]]:
         """Return what an instant query finds."""
         where = f"{self.address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-        with urllib.request.urlopen(where, timeout=10) as answer:
+        with urllib.request.urlopen(where, timeout=60) as answer:
             said = json.loads(answer.read())
         assert said["status"] == "success", said
         return list(said["data"]["result"])
@@ -267,7 +267,7 @@ def test_only_the_token_opens(scraped: Scraped) -> None:
     assert status == 200 and "rltrace_step_seconds_count 4.0" in text
     assert one.get(f"/{one.token}/metrics")[0] == 200
     one.process.terminate()
-    rest, _ = one.process.communicate(timeout=10)
+    rest, _ = one.process.communicate(timeout=60)
     assert one.token in one.said and one.token not in rest
 
 
@@ -460,7 +460,7 @@ def test_beyond_this_machine(tmp_path: Path) -> None:
 
 
 def _status(port: int, path: str, host: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", path, headers={"Host": host})
     return connection.getresponse().status
 
