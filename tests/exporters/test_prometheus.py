@@ -150,7 +150,8 @@ class Asked:
 
     def until(self, query: str, wanted: float) -> None:
         """Wait until a query has a value."""
-        for _ in range(150):
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
             try:
                 if self.number(query) == wanted:
                     return

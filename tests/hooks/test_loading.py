@@ -181,9 +181,10 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> installed.Environment:
 
 
 LOOKED_AT = str(Path(__file__).parents[1] / "programs" / "until_looked_at.py")
-BRIEFLY = f"exec(open({LOOKED_AT!r}).read())", "5"
+BRIEFLY = f"exec(open({LOOKED_AT!r}).read(), {{}})", "5"
 LONG = f"import msgspec; {BRIEFLY[0]}", "45"
 """Until it is examined by its packages, which is not before the 20th look."""
+IN_A_PROGRAM = f"import sys; sys.argv.append({BRIEFLY[1]!r}); {BRIEFLY[0]}"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_standard_library_has_nothing_to_trace(environment: installed.Environmen
 
     Neither are forks of a traced process such, nor is who imports a package late.
     """
-    (tmp_path / "alone.py").write_text("import json, time; time.sleep(0.6)\n")
+    (tmp_path / "alone.py").write_text(f"import json; {IN_A_PROGRAM}\n")
     (tmp_path / "program.py").write_text(
         "import os, subprocess, sys, time\n"
         "late = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(0.6); import msgspec'])\n"
@@ -251,7 +252,7 @@ def test_forkserver_has_nothing_to_trace(environment: installed.Environment, tmp
         "import multiprocessing, tempfile, time\n"
         "tempfile.tempdir = '/tmp'  # short: the forkserver has a Unix socket there\n"
         "def work(late):\n"
-        "    time.sleep(0.6)\n"
+        f"    {IN_A_PROGRAM}\n"
         "    if late: import msgspec, rltrace; rltrace.start(); rltrace.span('work').__enter__().__exit__(None)\n"
         "if __name__ == '__main__':\n"
         "    context = multiprocessing.get_context('forkserver')\n"

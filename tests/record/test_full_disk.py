@@ -174,7 +174,7 @@ def test_full_disk_keeps_exit_code(tmp_path: Path) -> None:
 def test_a_full_disk_is_the_reason(tmp_path: Path) -> None:
     """Of a process that had no room for its folder; nobody replaced its PYTHONPATH."""
     program = tmp_path / "program.py"
-    program.write_text(f"import msgspec, sys; sys.argv.append('45'); exec(open({LOOKED_AT!r}).read())")
+    program.write_text(f"import msgspec, sys; sys.argv.append('45'); exec(open({LOOKED_AT!r}).read(), {{}})")
     small = tmp_path / "small"
     small.mkdir()
     said = _exec_on(small, "12k", program).stderr
