@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from free_port import free_port
+
+from rltrace.analysis.steady import LaneSteps
 from rltrace.analysis.summary import Summary, summarize
 from rltrace.read.recording import Recording
 
@@ -44,6 +46,9 @@ class LoopRun(NamedTuple):
     """Of its phases and `idle`, by the loop's own timers."""
     steps: int
     """Steps that the loop timed."""
+    apart: list[dict[str, float]]
+    """How far each phase, `idle` and `unlabelled` are from the loop's own timers in each step but the first, as shares
+    of it; `unlabelled` is what the loop does not time."""
 
     @property
     def differences(self) -> dict[str, float]:
@@ -72,24 +77,24 @@ def run_loop(
     assert "rltrace: the hook" not in done.stderr, done.stderr[-4000:]
     recording = Recording.open(out)
     summary = summarize(recording)
-    own, steps = _own_shares(json.loads(timers.read_text()))
-    return LoopRun(summary, recording, _shares(summary), own, steps)
+    times = json.loads(timers.read_text())
+    own, steps = _own_shares(times)
+    lane = _lane(summary)
+    found = {name: part.share for name, part in lane.phases.items()}
+    return LoopRun(summary, recording, found, own, steps, _apart(summary, lane.lane, times))
 
 
 def one_rank(stage: int) -> dict[str, str]:
     """Return the environment of a single rank of DeepSpeed on a CPU, by its stage of ZeRO."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    of_launcher = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "LOCAL_RANK": "0"}
+    of_launcher = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "LOCAL_RANK": "0"}
     return {**of_launcher, "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu", "ZERO_STAGE": str(stage)}
 
 
-def _shares(summary: Summary) -> dict[str, float]:
+def _lane(summary: Summary) -> LaneSteps:
     assert summary.steady is not None
     lanes = [lane for lane in summary.steady.lanes if lane.rank in (0, None)]
     (lane,) = [lane for lane in lanes if any(name not in OTHER for name in lane.phases)]
-    return {name: part.share for name, part in lane.phases.items()}
+    return lane
 
 
 def _own_shares(times: list[tuple[str, int, int]]) -> tuple[dict[str, float], int]:
@@ -101,6 +106,20 @@ def _own_shares(times: list[tuple[str, int, int]]) -> tuple[dict[str, float], in
         if name != "step" and start >= steps[1][0]:
             parts[name] = parts.get(name, 0.0) + (end - start) / (len(steps) - 1) / whole
     return parts, len(steps)
+
+
+def _apart(summary: Summary, lane: str, times: list[tuple[str, int, int]]) -> list[dict[str, float]]:
+    found = {row.step: row.phases for row in summary.phases if row.lane == lane}
+    whole = [(start, end) for name, start, end in times if name == "step"]
+    apart = []
+    for step, (first, last) in list(enumerate(whole))[1:]:
+        parts = [(name, end - start) for name, start, end in times if name != "step" and first <= start < last]
+        own = {"unlabelled": last - first - sum(length for _, length in parts)}
+        for name, length in parts:
+            own[name] = own.get(name, 0) + length
+        seconds = {name: part.seconds for name, part in found[step].items()}
+        apart.append({name: (seconds.get(name, 0.0) * 1e9 - length) / (last - first) for name, length in own.items()})
+    return apart
 
 
 def table(loop: str, run: LoopRun) -> str:

@@ -118,16 +118,21 @@ class ProcessTree:
             return
         if len(command) > 1 and not any(command[1:]):  # it gave itself a title, over both of them
             return
+        reason = why_untraced(command, environment) if is_traced(command) else None
+        is_bare = reason is None and is_traced(command) and self._is_bare(pid, command)
+        if _has_ended(pid):  # in the middle of this: what it had no time to say is empty
+            return
         self._commands[pid] = command
         self._reasons.pop(pid, None)
         self._bare.pop(pid, None)
-        if not is_traced(command):
-            return
-        reason = why_untraced(command, environment)
         if reason is not None:
             self._reasons[pid] = command, reason
-        elif _has_packages(pid) is False and not self._only_forks(pid, command) and _has_program(pid, command):
+        elif is_bare:
             self._bare[pid] = command
+
+    def _is_bare(self, pid: int, command: list[str]) -> bool:
+        """Return whether it runs a program that has loaded no package."""
+        return _has_packages(pid) is False and not self._only_forks(pid, command) and _has_program(pid, command)
 
     def _only_forks(self, pid: int, command: list[str]) -> bool:
         """Return whether it is multiprocessing's forkserver, which runs nothing itself; those it forks have its command
@@ -144,6 +149,15 @@ class ProcessTree:
         if _has_packages(pid):
             is_full = shutil.disk_usage(self._recording).free < FOLDER_BYTES
             self._reasons[pid] = command, DISK_FULL if is_full else NO_HOOK_RAN
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether a process is gone, or nobody has waited for it yet."""
+    try:
+        os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return True
+    return False
 
 
 def _has_packages(pid: int) -> bool | None:

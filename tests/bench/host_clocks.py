@@ -16,11 +16,13 @@ import time
 from pathlib import Path
 from statistics import median
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 
+from free_port import free_port
 from other_clock import OtherClock
 from test_hosts import far_spans, rltrace_command, torchrun
-from two_hosts import RANKS, exec_command, free_port, two_hosts
+from two_hosts import RANKS, exec_command, two_hosts
 
 from rltrace.read import alignment
 from rltrace.read.recording import Recording

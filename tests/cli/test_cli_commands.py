@@ -282,7 +282,7 @@ def test_view_leaves_nothing(run: Path, tmp_path: Path, number: int) -> None:
     assert re.fullmatch(rf"{re.escape(str(run))}: http://127\.0\.0\.1:\d+/[\w-]{{22}}\n", said[0])
     assert list((tmp_path / "tmp").iterdir()) != []
     view.send_signal(number)
-    _, errors = view.communicate(timeout=20)
+    _, errors = view.communicate(timeout=60)
     assert errors == ""
     assert view.returncode == (0 if number == signal.SIGINT else 128 + number)
     assert list((tmp_path / "tmp").iterdir()) == []

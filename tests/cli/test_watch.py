@@ -62,11 +62,11 @@ class Terminal:
         return self._tmux("display-message", "-p", "#{alternate_on} #{cursor_flag} #{pane_title}").strip()
 
     def until(self, is_so: Callable[[str], object]) -> str:
-        for _ in range(400):
-            if is_so(screen := self.screen()):
-                return screen
+        deadline = time.monotonic() + 120
+        while not is_so(screen := self.screen()):
+            assert time.monotonic() < deadline, f"it does not come:\n{screen}"
             time.sleep(0.05)
-        raise AssertionError(f"it does not come:\n{screen}")
+        return screen
 
     def end(self) -> None:
         self._tmux("kill-server")

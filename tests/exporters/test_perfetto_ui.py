@@ -71,7 +71,7 @@ def server(trace: Path, run: Recording) -> Iterator[perfetto_ui.Server]:
 
 
 def fetch(server: perfetto_ui.Server, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", path, headers=headers)
     response = connection.getresponse()
     return response.status, {key.lower(): value for key, value in response.getheaders()}, response.read()
@@ -184,12 +184,12 @@ def test_idle_connections_are_few_and_go(server: perfetto_ui.Server, monkeypatch
     """Of 300, some before and some after a first question; then the next one is answered."""
     monkeypatch.setattr("rltrace.read.perfetto_ui._Handler.timeout", 1)
     before = threading.active_count()
-    idle = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(300)]
+    idle = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(300)]
     for connection in idle[::2]:
         with suppress(ConnectionError):
             connection.send(f"GET /nowhere HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())
     assert threading.active_count() - before <= perfetto_ui.MOST_CONNECTIONS + 1
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert threading.active_count() <= before
@@ -279,7 +279,7 @@ def test_launcher_serves_page_and_trace_only(trace: Path) -> None:
         assert perfetto_ui.ONLINE_UI.encode() in page
         assert fetch(server, trace_of(server))[2] == trace.read_bytes()
         assert fetch(server, "/index.html")[0] == 404
-        with urllib.request.urlopen(server.url, timeout=10) as response:
+        with urllib.request.urlopen(server.url, timeout=60) as response:
             assert response.read() == page
     finally:
         server.close()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from free_port import free_port
 from growing_runs import grow
 from inferred_loops import HOOK, generate, learn
 from prometheus_client import openmetrics
@@ -98,7 +99,7 @@ class View(NamedTuple):
     def get(self, path: str, **headers: str) -> tuple[int, str]:
         request = urllib.request.Request(f"http://{self.address}{path}", headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -128,9 +129,7 @@ class Asked:
         config = folder / "prometheus.yml"
         config.write_text(json.dumps(settings))  # YAML is a superset of it
         subprocess.run(["promtool", "check", "config", config], check=True, capture_output=True)
-        with socket.socket() as free:  # Prometheus does not say which port it took
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()  # Prometheus does not say which port it took
         self.address = f"http://127.0.0.1:{port}"
         self.process = subprocess.Popen(
             ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}", "--log.level=error",
@@ -140,7 +139,7 @@ class Asked:
     def __call__(self, query: str) -> list[dict[str, Any]]:
         """Return what an instant query finds."""
         where = f"{self.address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-        with urllib.request.urlopen(where, timeout=10) as answer:
+        with urllib.request.urlopen(where, timeout=60) as answer:
             said = json.loads(answer.read())
         assert said["status"] == "success", said
         return list(said["data"]["result"])
@@ -151,7 +150,8 @@ class Asked:
 
     def until(self, query: str, wanted: float) -> None:
         """Wait until a query has a value."""
-        for _ in range(150):
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
             try:
                 if self.number(query) == wanted:
                     return
@@ -268,7 +268,7 @@ def test_only_the_token_opens(scraped: Scraped) -> None:
     assert status == 200 and "rltrace_step_seconds_count 4.0" in text
     assert one.get(f"/{one.token}/metrics")[0] == 200
     one.process.terminate()
-    rest, _ = one.process.communicate(timeout=10)
+    rest, _ = one.process.communicate(timeout=60)
     assert one.token in one.said and one.token not in rest
 
 
@@ -461,7 +461,7 @@ def test_beyond_this_machine(tmp_path: Path) -> None:
 
 
 def _status(port: int, path: str, host: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", path, headers={"Host": host})
     return connection.getresponse().status
 

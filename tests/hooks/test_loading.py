@@ -180,19 +180,23 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> installed.Environment:
     return installed.make_bare(tmp_path_factory.mktemp("bare"))
 
 
-SLEEPY = "import time; time.sleep(0.5)"
+LOOKED_AT = str(Path(__file__).parents[1] / "programs" / "until_looked_at.py")
+BRIEFLY = f"exec(open({LOOKED_AT!r}).read(), {{}})", "5"
+LONG = f"import msgspec; {BRIEFLY[0]}", "45"
+"""Until it is examined by its packages, which is not before the 20th look."""
+IN_A_PROGRAM = f"import sys; sys.argv.append({BRIEFLY[1]!r}); {BRIEFLY[0]}"
 
 
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        (["python", "-S", "-c", SLEEPY], "started with -S: Python runs no start-up hook"),
-        (["python", "-I", "-c", SLEEPY], "started with -I: Python ignores PYTHONPATH"),
-        (["python", "-W", "ignore", "-Ec", SLEEPY], "started with -E: Python ignores PYTHONPATH"),
-        (["env", "-i", "PYTHON", "-c", SLEEPY], "its environment was replaced: RLTRACE_DIR is not in it"),
-        (["sh", "-c", f"sleep 0.3; python -S -c '{SLEEPY}'; true"], "started with -S"),
+        (["python", "-S", "-c", *BRIEFLY], "started with -S: Python runs no start-up hook"),
+        (["python", "-I", "-c", *BRIEFLY], "started with -I: Python ignores PYTHONPATH"),
+        (["python", "-W", "ignore", "-Ec", *BRIEFLY], "started with -E: Python ignores PYTHONPATH"),
+        (["env", "-i", "PYTHON", "-c", *BRIEFLY], "its environment was replaced: RLTRACE_DIR is not in it"),
+        (["sh", "-c", f"sleep 0.3; python -S {LOOKED_AT} 5; true"], "started with -S"),
         (
-            ["env", "PYTHONPATH=", "python", "-c", "import msgspec, time; time.sleep(3)"],
+            ["env", "PYTHONPATH=", "python", "-c", *LONG],
             "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours",
         ),
     ],
@@ -216,7 +220,7 @@ def test_standard_library_has_nothing_to_trace(environment: installed.Environmen
 
     Neither are forks of a traced process such, nor is who imports a package late.
     """
-    (tmp_path / "alone.py").write_text("import json, time; time.sleep(0.6)\n")
+    (tmp_path / "alone.py").write_text(f"import json; {IN_A_PROGRAM}\n")
     (tmp_path / "program.py").write_text(
         "import os, subprocess, sys, time\n"
         "late = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(0.6); import msgspec'])\n"
@@ -248,7 +252,7 @@ def test_forkserver_has_nothing_to_trace(environment: installed.Environment, tmp
         "import multiprocessing, tempfile, time\n"
         "tempfile.tempdir = '/tmp'  # short: the forkserver has a Unix socket there\n"
         "def work(late):\n"
-        "    time.sleep(0.6)\n"
+        f"    {IN_A_PROGRAM}\n"
         "    if late: import msgspec, rltrace; rltrace.start(); rltrace.span('work').__enter__().__exit__(None)\n"
         "if __name__ == '__main__':\n"
         "    context = multiprocessing.get_context('forkserver')\n"

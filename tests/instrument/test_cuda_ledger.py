@@ -619,6 +619,15 @@ def test_activations_end_with_their_backward(folder: Path, gpu: Simulated, ledge
     assert (found.row("unattributed") / MIB).tolist() == [0, 0, 0, 0, 0, 0, 0, 15]
 
 
+@pytest.fixture
+def one_moment(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For how old a look is, time stands still; the list has what it is."""
+    at_ns = [10**9]
+    monkeypatch.setattr(cuda_ledger, "now_ns", lambda: at_ns[0])
+    return at_ns
+
+
+@pytest.mark.usefixtures("one_moment")
 def test_adjacent_phases_share_a_boundary(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
     """Where a phase begins as another one ends, there is one boundary."""
     rltrace.start(folder, role="worker", rank=0)
@@ -659,6 +668,7 @@ def test_processes_are_asked_when_others_move(folder: Path, gpu: Simulated, ledg
     assert [edge.args["held_bytes"][str(ENGINE_PID)] for edge in edges_] == [50 * MIB, 50 * MIB, 40 * MIB]
 
 
+@pytest.mark.usefixtures("one_moment")
 def test_moves_within_a_phase(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
     """Memory that moves within a phase is sampled on both sides, with the card's total, and no process is asked for.
 
@@ -698,11 +708,9 @@ def test_total_between_two_looks(folder: Path, gpu: Simulated, ledger: CudaLedge
     assert len(found.times_ns) == 1
 
 
-def test_a_move_that_ends_its_phase(
-    folder: Path, gpu: Simulated, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("one_moment")
+def test_a_move_that_ends_its_phase(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
     """The sample behind a move holds for the phase that ends with it: a scheduler of SGLang's has both."""
-    monkeypatch.setattr(cuda_ledger, "now_ns", lambda: 10**9)
     rltrace.start(folder, role="engine")
     ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
     ledger.reached(Boundary(("rollout.sleep",), is_end=False))
@@ -745,14 +753,16 @@ def test_samples_say_since_when_they_hold(folder: Path, gpu: Simulated, ledger: 
     assert since_of(folder) == [0, 0, 0, 3, 4, 5, 6, 6]
 
 
-def test_a_move_is_looked_at_before_it_begins(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+def test_a_move_is_looked_at_before_it_begins(
+    folder: Path, gpu: Simulated, ledger: CudaLedger, one_moment: list[int]
+) -> None:
     """So that its pools are known to have been as they were until then; where they were just looked at they are."""
     rltrace.start(folder, role="engine", rank=0)
     ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
     ledger.sample()
     pools.sleep()
     ledger.reached(Boundary(("cumem.unmap",)))
-    time.sleep(2 * cuda_ledger.SAME_NS / 1e9)
+    one_moment[0] += 2 * cuda_ledger.SAME_NS
     ledger.reached(Boundary(("cumem.map",), is_end=False))
     ledger.reached(Boundary(("cumem.map",), is_end=False))
     rltrace.stop()
@@ -880,14 +890,12 @@ def edges_of(folder: Path) -> list[dict[str, object]]:
     return [event.args for event in process.events() if isinstance(event, Span)]
 
 
-def test_nobody_asks_while_the_engine_moves(
-    folder: Path, gpu: Simulated, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("one_moment")
+def test_nobody_asks_while_the_engine_moves(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
     """While the engine moves memory nobody asks who holds what; the next phase does.
 
     Though the next begins in the same moment, and this process has moved nothing.
     """
-    monkeypatch.setattr(cuda_ledger, "now_ns", lambda: 10**9)
     gpu.other_bytes = 50 * MIB
     rltrace.start(folder, role="worker", rank=0)
     ledger.reached(Boundary(("actor.update",)))
@@ -904,13 +912,11 @@ def test_nobody_asks_while_the_engine_moves(
     assert held == [50 * MIB, None, 900 * MIB], "what was held before is not said of what moved since"
 
 
-def test_old_look_is_repeated(folder: Path, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_look_is_repeated(folder: Path, ledger: CudaLedger, one_moment: list[int]) -> None:
     """A boundary is looked at again if the last look is old."""
-    at_ns = [10**9]
-    monkeypatch.setattr(cuda_ledger, "now_ns", lambda: at_ns[0])
     rltrace.start(folder, role="worker", rank=0)
     for passed_ns in (0, cuda_ledger.SAME_NS - 1, cuda_ledger.SAME_NS):
-        at_ns[0] += passed_ns
+        one_moment[0] += passed_ns
         ledger.reached(Boundary(("actor.update",)))
     rltrace.stop()
     assert len(edges_of(folder)) == 2

@@ -1,11 +1,13 @@
 """What a launcher says, and that a program ends as it would without the thread that reads clocks."""
 
-import socket
+import os
 import subprocess
 import sys
 
 import pytest
+from free_port import free_port
 from traced_runs import traced_environment
+from warm_python import warm
 
 from rltrace.instrument.torch.launcher import Launched, launched
 from rltrace.read.recording import Recording
@@ -84,9 +86,9 @@ def run_ranks(folder, how, **environment):
     return [process.returncode for process in running], said, Recording.open(folder / "recording")
 
 
-def test_program_ends_as_it_would(tmp_path, free_port):
+def test_program_ends_as_it_would(tmp_path):
     """A program that never leaves its group, and forks meanwhile, has its own exit code and nothing on stderr."""
-    codes, said, recording = run_ranks(tmp_path, "env://", MASTER_PORT=str(free_port))
+    codes, said, recording = run_ranks(tmp_path, "env://", MASTER_PORT=str(free_port()))
     assert codes == [0, 3], said
     assert [out for out, _ in said] == ["child\n"] * 2
     assert not any(word in err for _, err in said for word in ("TCPStore", "terminate", "Fatal", "Traceback")), said
@@ -103,8 +105,76 @@ def test_job_without_a_tcp_store_says_so(tmp_path):
     assert len(reasons) == 2 and all("FileStore" in reason["clocks of other hosts"] for reason in reasons)
 
 
-@pytest.fixture
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+TWO_READERS = """
+import os, signal, sys, time
+from pathlib import Path
+
+from torch.distributed import TCPStore
+
+from rltrace.host import clock
+from rltrace.instrument.torch import host_clocks
+from rltrace.record import clock_readings
+
+host_clocks.FIRST_SECONDS = host_clocks.PERIOD_SECONDS = 0.05
+host_clocks.ANSWER_SECONDS = {answer_seconds}
+file = Path(clock_readings.FILE)
+place = host_clocks.Place("rltrace/0/1/1")
+
+
+def connect():
+    return TCPStore("127.0.0.1", int(port), is_master=False, wait_for_workers=False)
+
+
+def wait(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def readings():
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def waits_for_an_answer():
+    return any(store.check([place.question(turn)]) and not store.check([place.answer(turn)]) for turn in (0, 1))
+
+
+read, write = os.pipe()
+other = os.fork()
+if other == 0:
+    port = os.read(read, 99)
+    clock.own_domain = lambda: ("another", "1")
+    answering = host_clocks.Reader(connect, "0/1", None)
+    signal.pause()
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+port = store.port
+os.write(write, str(port).encode())
+asking = host_clocks.Reader(connect, "0/1", Path())
+try:
+    wait(readings)
+    os.kill(other, signal.SIGSTOP)
+    wait(waits_for_an_answer)
+    {then}
+finally:
+    os.kill(other, signal.SIGKILL)
+"""
+"""A process that asks another one, which then stands still."""
+
+ASKED_AGAIN = """time.sleep(0.5)  # longer than an answer may take
+    before = readings()
+    os.kill(other, signal.SIGCONT)
+    wait(lambda: readings() > before + 2)"""
+
+LEFT_ALONE = """asking.end()
+    assert not asking._thread.is_alive()"""
+
+
+@pytest.mark.parametrize(("then", "answer_seconds"), [(ASKED_AGAIN, 0.1), (LEFT_ALONE, 1e5)], ids=["asked", "left"])
+def test_host_that_stands_still(tmp_path, then, answer_seconds):
+    """A host that stood still is asked again, and rank 0 leaves without it."""
+    program = tmp_path / "program.py"
+    program.write_text(TWO_READERS.format(then=then, answer_seconds=answer_seconds))
+    path = {"PYTHONPATH": traced_environment(tmp_path)["PYTHONPATH"]}
+    done = warm("torch").run(program, {**os.environ, **path, "RLTRACE_DIR": ""}, tmp_path, timeout_s=120)
+    assert done.returncode == 0, done.stderr

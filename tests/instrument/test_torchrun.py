@@ -1,6 +1,7 @@
 """Ranks of a program that torchrun starts: two real ones on gloo, each with a process below it."""
 
 import pytest
+from free_port import free_port
 from traced_runs import run_traced
 
 pytestmark = pytest.mark.run
@@ -41,14 +42,11 @@ def run(tmp_path_factory):
 
 
 BY_HAND = """
-import os, pathlib, socket, subprocess, sys
+import os, pathlib, subprocess, sys
 
 rank = pathlib.Path("rank.py")
 rank.write_text({source!r})
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-address = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2")
+address = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}", WORLD_SIZE="2")
 environments = [dict(os.environ, RANK=str(n), **address) for n in range(2)]
 ranks = [subprocess.Popen([sys.executable, str(rank)], env=environment) for environment in environments]
 sys.exit(max(one.wait() for one in ranks))
@@ -57,7 +55,7 @@ sys.exit(max(one.wait() for one in ranks))
 
 def test_ranks_that_are_set_by_hand(tmp_path):
     """Without a launcher, `env://` with RANK and WORLD_SIZE says the rank; what a rank starts is none."""
-    run = run_traced(tmp_path, BY_HAND.format(source=RANK))
+    run = run_traced(tmp_path, BY_HAND.format(source=RANK, port=free_port()))
     assert run.returncode == 0, run.err
     ranks = processes_with(run, "training")
     assert sorted((process.role, process.rank, process.world_size) for process in ranks) == [

@@ -233,10 +233,14 @@ def test_a_driver_tells_of_its_workers(tmp_path: Path) -> None:
     assert dict(found["rltrace/memory/actor.params_peak_gib"]) == {0: 2, 1: 2, 2: 2}
 
 
-LOOP = """
+PATIENT = """
 import sys, time
 import rltrace
+from rltrace.instrument.trackers import handing
+handing.CLOSE_SECONDS = handing.FINISH_SECONDS = 60.0  # a busy machine tells trackers later than a program waits
 rltrace.instrument(sys.argv[1])
+"""
+LOOP = f"""{PATIENT}
 import torch
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -266,10 +270,7 @@ def test_a_loop_without_marks(tmp_path: Path) -> None:
     assert all(seconds >= 0.04 for step, seconds in told if step != 9)
 
 
-GENERATING = """
-import sys, time
-import rltrace
-rltrace.instrument(sys.argv[1])
+GENERATING = f"""{PATIENT}
 import mlflow, torch, wandb
 from rltrace.instrument.torch.loop_boundaries import BOUNDARIES, GENERATION
 from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -1,7 +1,7 @@
 """A driver with steps and a worker that it forks: many calls with names of their own, arrows, an error, and a death.
 
 `two_processes.py STEPS CALLS SECONDS`: in each step the worker makes so many calls in about so long. Behind the last
-one it is killed in the middle of a phase.
+one it is killed in the middle of a phase. In front of the third it waits for the file that `GO_ON` names, if it does.
 """
 
 import os
@@ -43,6 +43,8 @@ def make_calls(began: float) -> None:
 def drive(worker: int) -> None:
     """Run the steps, and kill the worker."""
     for step in range(steps):
+        while step == 2 and "GO_ON" in os.environ and not os.path.exists(os.environ["GO_ON"]):
+            time.sleep(0.05)
         with rltrace.span("step", step=step, tokens=100):
             with rltrace.span("order"):
                 rltrace.flow(f"order:{step}", "out")

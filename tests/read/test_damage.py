@@ -253,6 +253,7 @@ def test_archive_is_signed_too(runs: list[Run], tmp_path: Path) -> None:
 
 def test_whatever_a_program_writes_is_read(folder: Path) -> None:
     """What cannot be what its name says is left out, counted, and everything else stays."""
+    began_s = time.monotonic()
     rltrace.start(folder, role="worker", device={"uuid": "cpu:0"})
     rltrace.identify(rank="worker-1", name="\ud800")
     deep: object = 1
@@ -277,7 +278,7 @@ def test_whatever_a_program_writes_is_read(folder: Path) -> None:
     (loss,) = summary.losses
     assert loss.unfit_values == 5  # step, 2 samples, bytes, asked_bytes
     assert loss.lost_events == 2  # whose times no reader could read
-    assert summary.run.seconds < 60 and [step.step for step in summary.steps] == [0]
+    assert summary.run.seconds < time.monotonic() - began_s and [step.step for step in summary.steps] == [0]
     assert summary.out_of_memory[0].asked_bytes is None
     assert [p.name for p in summary.processes] == ["?"]
 

@@ -18,6 +18,7 @@ import rltrace
 from rltrace.events import Span
 from rltrace.read.recording import Process, Recording
 
+LOOKED_AT = str(Path(__file__).parents[1] / "programs" / "until_looked_at.py")
 MOUNT = "mount -t tmpfs -o size=2m tmpfs"
 
 
@@ -154,7 +155,7 @@ def test_full_disk_keeps_exit_code(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import subprocess, sys, rltrace\n"
-        "subprocess.run([sys.executable, '-S', '-c', 'import time; time.sleep(1)'])\n"  # not traced: to be said
+        f"subprocess.run([sys.executable, '-S', {LOOKED_AT!r}, '5'])\n"  # not traced: to be said
         "for n in range(40_000):\n"
         "    with rltrace.span('work', n=n, text='x' * 50): pass\n"
         "sys.exit(5)\n"
@@ -173,7 +174,7 @@ def test_full_disk_keeps_exit_code(tmp_path: Path) -> None:
 def test_a_full_disk_is_the_reason(tmp_path: Path) -> None:
     """Of a process that had no room for its folder; nobody replaced its PYTHONPATH."""
     program = tmp_path / "program.py"
-    program.write_text("import msgspec, time; time.sleep(3)")
+    program.write_text(f"import msgspec, sys; sys.argv.append('45'); exec(open({LOOKED_AT!r}).read(), {{}})")
     small = tmp_path / "small"
     small.mkdir()
     said = _exec_on(small, "12k", program).stderr

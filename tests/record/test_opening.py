@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -59,9 +60,9 @@ def _fork(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _check_sane(summary: Summary, children: int) -> None:
+def _check_sane(summary: Summary, children: int, began_s: float) -> None:
     """No process is a stranger, none died at a time at which the run was not."""
-    assert summary.run.seconds < 60 and summary.run.clock_domains == 1
+    assert summary.run.seconds < time.monotonic() - began_s and summary.run.clock_domains == 1
     assert len(summary.processes) + len(summary.unidentified) == 1 + children
     for found in summary.processes:
         assert found.pid and 0 <= found.start_seconds <= found.last_seconds <= summary.run.seconds
@@ -76,6 +77,7 @@ def test_killed_opening_is_whole_or_counted(folder: Path) -> None:
 
     By SIGKILL at each line: it has said who it is, or is said to have died; it is never a process of time zero.
     """
+    began_s = time.monotonic()
     rltrace.start(folder)
     with rltrace.span("parent"):
         pass
@@ -92,7 +94,7 @@ def test_killed_opening_is_whole_or_counted(folder: Path) -> None:
     assert codes[-1] == 0 and len(codes) > 20
     rltrace.stop()
     summary = summarize(Recording.open(folder))
-    _check_sane(summary, len(summary.processes) + len(summary.unidentified) - 1)
+    _check_sane(summary, len(summary.processes) + len(summary.unidentified) - 1, began_s)
     assert summary.unidentified and summary.complete is False
     assert len(summary.unidentified) <= len(codes) - 2
     screen = " ".join(CliRunner().invoke(main, ["summary", str(folder)]).output.split())
@@ -108,6 +110,7 @@ def test_interrupted_opening_is_resumed(folder: Path) -> None:
 
     Whichever it is: the next record makes the folder, and it says who the process is and what was lost.
     """
+    began_s = time.monotonic()
     rltrace.start(folder)
     typed = rltrace.typed_span("typed", n=int)
     rltrace.record.spans.current().hook("i", "m:f", "installed")
@@ -135,7 +138,7 @@ def test_interrupted_opening_is_resumed(folder: Path) -> None:
         assert _fork(lambda number=number: child(number)) == 0, number
     rltrace.stop()
     recording = Recording.open(folder)
-    _check_sane(summarize(recording), len(numbers))
+    _check_sane(summarize(recording), len(numbers), began_s)
     assert not recording.unidentified
     interrupted = 0
     for found in recording.processes:

@@ -13,12 +13,12 @@ from rltrace_reference.run_figures import Figures
 LAPTOP = Path(__file__).parents[2] / "examples" / "memory_journey" / "laptop.yaml"
 MIB = 1 << 20
 
-pytestmark = [pytest.mark.run, pytest.mark.timeout(600)]  # four runs in the setup of the first test
+pytestmark = [pytest.mark.run, pytest.mark.timeout(1200)]  # four runs in the setup of the first test
 
 
 def journey(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rltrace_reference.journey", str(LAPTOP), "--out", str(folder / "journey"), *words]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=580)
 
 
 @pytest.fixture(scope="module")

@@ -220,12 +220,12 @@ def test_exec_keeps_within_its_budget(tmp_path: Path) -> None:
         "import pathlib, sys, time, rltrace\n"
         f"sys.path.append({str(Path(budgeted_runs.__file__).parent)!r})\n"
         "from budgeted_runs import disk_bytes\n"
-        "until = time.monotonic() + 60\n"
         "for step in range(150):\n"
         "    with rltrace.span('step', step=step):\n"
         "        for n in range(1500):\n"
         "            with rltrace.span('own', n=n, filler='x' * 60): pass\n"
         "        time.sleep(0.04)\n"
+        "    until = time.monotonic() + 60\n"
         f"    while disk_bytes(pathlib.Path({str(folder)!r})) > 12_000_000 and time.monotonic() < until:\n"
         "        time.sleep(0.02)\n"
     )

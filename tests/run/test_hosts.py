@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from free_port import free_port
 from other_clock import OtherClock, require_namespaces
-from two_hosts import RANKS, exec_command, free_port, two_hosts
+from two_hosts import RANKS, exec_command, two_hosts
 
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.summary import summarize
@@ -267,6 +268,8 @@ def readings():
 
 
 for session in (1, 2):
+    # The first store is gone only when rank 0 has left its group: rank 1 may be early, and must not find it.
+    os.environ["MASTER_PORT"] = os.environ[f"PORT_{session}"]
     dist.init_process_group("gloo", init_method="env://")
     while rank == 0 and readings() < 2 * session:
         time.sleep(0.05)
@@ -284,8 +287,9 @@ def test_host_that_dies(tmp_path: Path) -> None:
     require_namespaces()
     clock = OtherClock.begin(tmp_path / "clock", ppm=100)
     (tmp_path / "again.py").write_text(AGAIN)
-    port, readings = free_port(), str(tmp_path / "first" / clock_readings.FILE)
-    environments = [of_slurm(host, port) | {"READINGS": readings, "RLTRACE_DIR": name} for host, name in HOSTS]
+    ports = {f"PORT_{session}": str(free_port()) for session in (1, 2)}
+    more = ports | {"READINGS": str(tmp_path / "first" / clock_readings.FILE)}
+    environments = [of_slurm(host, 0) | more | {"RLTRACE_DIR": name} for host, name in HOSTS]
     command = [sys.executable, "again.py"]
     with two_hosts(tmp_path, clock, (command, command), environments) as hosts:
         ended = [process.communicate(timeout=120)[1] for process in hosts.running]

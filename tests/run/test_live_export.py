@@ -107,8 +107,9 @@ def recorded(recording: Recording) -> Iterator[tuple[str, Span]]:
 
 def test_ten_thousand_spans_a_second(live: Run) -> None:
     """All arrive, once each, although they are recorded at that rate."""
-    worker = [event for _, event in recorded(live.recording) if event.name == "actor.update"]
-    assert max(CALLS / one.seconds for one in worker) > 8_000  # on a machine that does other things too
+    calls = sorted(event.start_ns for _, event in recorded(live.recording) if event.name.startswith("call."))
+    thousands = [(last - first) / SECOND for first, last in zip(calls, calls[1000:], strict=False)]
+    assert min(thousands) < 0.11  # the fastest thousand, on a machine that does other things too
     wanted = Counter((key, one.name, one.args.get("number")) for key, one in recorded(live.recording))
     arrived = Counter(
         (one.resource["service.instance.id"], one.attributes["rltrace.name"], one.attributes.get("rltrace.number"))
@@ -163,9 +164,10 @@ def test_a_collector_that_dies_and_comes_back_slow(tmp_path: Path) -> None:
     collector = Collector()
     with grpc_collector(collector):
         url = collector.url
-        process = start(tmp_path / "run", url, 6, 500, 0.6, **GRPC)
+        process = start(tmp_path / "run", url, 6, 500, 0.6, GO_ON=str(tmp_path / "go_on"), **GRPC)
         until(lambda: step_numbers(collector))
         assert process.poll() is None
+    (tmp_path / "go_on").touch()
     time.sleep(1.5)
     collector.delay_s = 0.3
     with grpc_collector(collector, int(url.rpartition(":")[2])):

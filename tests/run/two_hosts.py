@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -74,12 +73,6 @@ class Hosts:
         said = [process.communicate(timeout=SECONDS)[1] for process in self.running]
         assert [process.returncode for process in self.running] == [0, 0], said
         return said[0], said[1]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def exec_command(out: str, *command: str) -> list[str]:

@@ -4,6 +4,9 @@ One process of each host takes part, in a thread of its own and over a connectio
 that the program waits for nothing. Rank 0 asks, each other host answers with its time. Between two rounds all of them
 sleep. The readings are in the Recording of rank 0's host.
 
+Rank 0 leaves its group without waiting for another host: with `env://`, a rank that has left already may begin the next
+group, and would join the store that rank 0 is about to close.
+
 Source read: torch 2.6 to 2.15, torch/csrc/distributed/c10d/TCPStore.cpp.
 """
 
@@ -30,11 +33,15 @@ FIRST_SECONDS = 0.25
 PERIOD_SECONDS = 5.0
 """Longest time between two rounds, on few hosts."""
 REST = 100
-"""A round is followed by a pause that is at least so many times as long: with many hosts, readings become rarer."""
+"""A round is followed by a pause that is at least so many times as long as its exchanges need, which is not what they
+take beside other work: with many hosts, readings become rarer."""
 ANSWER_SECONDS = 5.0
-"""How long another host may take to answer, which may be busy. One that takes longer is asked no more."""
+"""How long another host may take to answer, which may be busy. One that takes longer is asked again when it has
+answered."""
+LAST_ANSWER_SECONDS = 0.02
+"""How long rank 0's program may wait for another host when it ends, whose last answer takes some 100 microseconds."""
 END_SECONDS = 1.0
-"""How long the program may wait for the thread when it ends; the thread needs some microseconds, or a round's."""
+"""How long the program may wait for its own thread when it ends, which needs some microseconds of a processor."""
 _EVER = timedelta(days=365)
 
 ASK, LEAVE, GONE = "ask", "leave", b"gone"
@@ -76,6 +83,7 @@ class Reader:
         self._is_over = threading.Event()
         self._waker: Any = None
         self._place: Place | None = None
+        """Where the thread waits, or has waited last."""
         self._thread = threading.Thread(target=self._run, name="rltrace clocks", daemon=True)
         self._thread.start()
 
@@ -84,16 +92,18 @@ class Reader:
         if self._pid != os.getpid() or not self._thread.is_alive():
             return
         self._is_over.set()
-        if self._waker is not None and self._place is not None:
-            _dismiss(self._waker, self._place)
+        if self._recording is not None:
+            self._thread.join(LAST_ANSWER_SECONDS)
+        if self._thread.is_alive() and self._waker is not None and self._place is not None:
+            _part(self._waker, self._place)
         self._thread.join(END_SECONDS)
 
     def _run(self) -> None:
         try:
+            self._waker = self._connect()
             if self._recording is not None:
                 self._ask(self._connect(), self._recording)
             else:
-                self._waker = self._connect()
                 self._answer(self._connect())
         except own_failure():  # the store is gone with its process: the job is over, or has crashed
             pass
@@ -114,81 +124,100 @@ class Reader:
             word = store.get(place.question(turn))
             now_ns = clock.now_ns()
             if word != ASK.encode():
-                break
+                return
             store.set(place.answer(turn), str(now_ns))
             store.delete_key(place.question(turn))
             turn = 1 - turn
-        for each in (0, 1):
-            store.set(place.answer(each), GONE)
 
     # ---- rank 0's part ------------------------------------------------------------------------------------------
 
     def _ask(self, store: Any, recording: Path) -> None:
         """Read the clock of every host, round by round."""
         store.set_timeout(timedelta(seconds=ANSWER_SECONDS))
-        hosts: list[_Host] = []
-        met = 0
-        took_ns = 0
+        hosts: dict[int, _Host] = {}
+        needed_ns = 0
         for seconds in _pauses():
-            if self._is_over.wait(max(seconds, REST * took_ns / 1e9)):
+            if self._is_over.wait(max(seconds, REST * needed_ns / 1e9)):
                 break
-            began_ns = clock.now_ns()
-            for number in range(met + 1, store.add(f"{self._prefix}/hosts", 0) + 1):
-                hosts.append(_Host(store, Place(f"{self._prefix}/{number}")))
-                met = number
-            for host in hosts:
-                if not host.is_gone and (line := host.reading()) is not None:
-                    clock_readings.append(recording, line)
-            took_ns = clock.now_ns() - began_ns
-        for host in hosts:
-            _dismiss(store, host.place)
+            needed_ns = 0
+            for number in range(1, store.add(f"{self._prefix}/hosts", 0) + 1):
+                place = Place(f"{self._prefix}/{number}")
+                if number not in hosts and store.check([place.who]):
+                    hosts[number] = _Host(store, place, self._is_over.is_set)
+            for host in hosts.values():
+                self._place = host.place
+                if not host.is_gone and (shortest := host.shortest()) is not None:
+                    clock_readings.append(recording, host.line(shortest))
+                    needed_ns += EXCHANGES * (shortest[2] - shortest[0])
+        for host in hosts.values():
+            _part(store, host.place)
         store.check([f"{self._prefix}/hosts"])  # answered behind the others: nobody still waits when the store goes
 
 
 class _Host:
     """A host whose clock rank 0 reads."""
 
-    def __init__(self, store: Any, place: Place) -> None:
+    def __init__(self, store: Any, place: Place, is_over: Callable[[], bool]) -> None:
         self._store = store
         self.place = place
+        self._is_over = is_over
         self._turn = 0
+        self._is_late = False
+        """Whether it has not answered the last question, or had not when it was last looked for."""
         name, boot_id, time_namespace = json.loads(store.get(place.who))
         self._name = str(name)
         self._domain = (str(boot_id), str(time_namespace))
         self.is_gone = self._domain == clock.own_domain()
         """Whether it is not asked any more, or need not be, because its clock is ours."""
 
-    def reading(self) -> str | None:
-        """Return the line about the shortest exchange of a round; None if the host has left."""
+    def shortest(self) -> Exchange | None:
+        """Return the shortest exchange of a round; None if an answer is missing."""
         exchanges = []
         for _ in range(EXCHANGES):
-            exchange = self._exchange()
+            exchange = None if self._is_over() else self._exchange()
             if exchange is None:
-                self.is_gone = True
                 return None
             exchanges.append(exchange)
-        shortest = clock_readings.shortest(exchanges)
-        return clock_readings.line(clock.own_domain(), self._domain, shortest, host=self._name, exchanges=EXCHANGES)
+        return clock_readings.shortest(exchanges)
+
+    def line(self, exchange: Exchange) -> str:
+        """Return the line about such an exchange."""
+        return clock_readings.line(clock.own_domain(), self._domain, exchange, host=self._name, exchanges=EXCHANGES)
 
     def _exchange(self) -> Exchange | None:
+        if self._is_late and not self._has_caught_up():
+            return None
         sent_ns = clock.now_ns()
         self._store.set(self.place.question(self._turn), ASK)
         try:
-            read = self._store.get(self.place.answer(self._turn))
+            answer = self._awaited()
         except own_failure(RuntimeError):  # it was killed, or stands still
+            self._is_late = True
             return None
+        return None if answer is None else (sent_ns, *answer)
+
+    def _has_caught_up(self) -> bool:
+        """Return whether it has answered at last, and take that answer away."""
+        self._is_late = not self._store.check([self.place.answer(self._turn)])
+        return not self._is_late and self._awaited() is not None
+
+    def _awaited(self) -> tuple[int, int] | None:
+        """Return the answer that is awaited, and when it was here; None if the host has left."""
+        read = self._store.get(self.place.answer(self._turn))
         received_ns = clock.now_ns()
         if read == GONE:
+            self.is_gone = True
             return None
         self._store.delete_key(self.place.answer(self._turn))
         self._turn = 1 - self._turn
-        return sent_ns, int(read), received_ns
+        return int(read), received_ns
 
 
-def _dismiss(store: Any, place: Place) -> None:
-    """Let a host leave, at whichever place it waits."""
+def _part(store: Any, place: Place) -> None:
+    """Let a host and rank 0 leave, at whichever turn they wait for each other."""
     for turn in (0, 1):
         store.set(place.question(turn), LEAVE)
+        store.set(place.answer(turn), GONE)
 
 
 def _pauses() -> Iterator[float]:

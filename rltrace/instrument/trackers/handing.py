@@ -59,7 +59,7 @@ class Handing:
     def closes(self, tracked: Any) -> None:
         """Tell a run that is about to be closed the step that goes on, and what is queued."""
         self._put_last(tracked)
-        self.settle()
+        self.settle(CLOSE_SECONDS)
 
     def close(self) -> None:
         """Tell the runs that are open at the end of the process likewise. Never raises."""
@@ -74,7 +74,7 @@ class Handing:
         if self.last is not None and (step := self.last(tracked)) is not None:
             self.put(step)
 
-    def settle(self, seconds: float = CLOSE_SECONDS) -> None:
+    def settle(self, seconds: float) -> None:
         """Wait until what is queued is told, but not long."""
         if self._thread is not None and threading.current_thread() is not self._thread:
             told = threading.Event()
