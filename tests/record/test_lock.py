@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYetError  # Python's own from 3.11 on
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import bytecode_tracer
@@ -199,6 +200,45 @@ def test_dead_holder(monkeypatch: pytest.MonkeyPatch) -> None:
         go_on.set()
         assert waiting.result(timeout=60) == "waited"
     thread.join()
+
+
+class Inside:
+    """A thread that is in a call until it is let go."""
+
+    def __init__(self, lock: InterruptibleLock) -> None:
+        self._here, self._go_on = threading.Event(), threading.Event()
+        work = (lambda: (self._here.set(), self._go_on.wait()),)
+        self._thread = threading.Thread(target=lock.run, args=work, daemon=True)
+        self._thread.start()
+        assert self._here.wait(60)
+
+    def leave(self) -> None:
+        self._go_on.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("is_followed", [False, True], ids=["free", "taken"])
+def test_holder_that_leaves_while_it_is_looked_for(monkeypatch: pytest.MonkeyPatch, *, is_followed: bool) -> None:
+    """A holder that leaves between two looks has not left the lock closed, nor has the thread that gets it then."""
+    monkeypatch.setattr(recorder_lock, "PATIENCE_S", 0.02)
+    lock, has = InterruptibleLock(), InterruptibleLock._has
+    first = Inside(lock)
+    followers: list[Inside] = []
+
+    def leave_before(self: InterruptibleLock, frame: FrameType | None) -> bool:
+        monkeypatch.setattr(InterruptibleLock, "_has", has)
+        first.leave()
+        followers.extend(Inside(lock) for _ in range(is_followed))
+        return has(self, None)
+
+    monkeypatch.setattr(InterruptibleLock, "_has", leave_before)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lock.run, lambda: "waited")
+        if is_followed:
+            with pytest.raises(NotYetError):
+                waiting.result(timeout=0.5)
+            followers[0].leave()
+        assert waiting.result(timeout=60) == "waited"
 
 
 def test_errors_of_the_work() -> None:
