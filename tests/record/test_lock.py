@@ -180,28 +180,6 @@ def test_no_plain_locks() -> None:
     assert plain == ["lock.py"]
 
 
-def test_dead_holder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock of a thread that has ended with it, or has left, is taken over; that of one at work is waited for."""
-    monkeypatch.setattr(recorder_lock, "PATIENCE_S", 0.02)
-    lock = InterruptibleLock()
-    thread = threading.Thread(target=lock._lock.acquire)
-    thread.start()
-    thread.join()
-    assert lock.run(lambda: "taken over") == "taken over"
-
-    inside, go_on = threading.Event(), threading.Event()
-    thread = threading.Thread(target=lock.run, args=(lambda: (inside.set(), go_on.wait()),))
-    thread.start()
-    inside.wait()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lock.run, lambda: "waited")
-        with pytest.raises(NotYetError):
-            waiting.result(timeout=0.1)
-        go_on.set()
-        assert waiting.result(timeout=60) == "waited"
-    thread.join()
-
-
 class Inside:
     """A thread that is in a call until it is let go."""
 
@@ -215,6 +193,24 @@ class Inside:
     def leave(self) -> None:
         self._go_on.set()
         self._thread.join()
+
+
+def test_dead_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock of a thread that has ended with it, or has left, is taken over; that of one at work is waited for."""
+    monkeypatch.setattr(recorder_lock, "PATIENCE_S", 0.02)
+    lock = InterruptibleLock()
+    thread = threading.Thread(target=lock._lock.acquire)
+    thread.start()
+    thread.join()
+    assert lock.run(lambda: "taken over") == "taken over"
+
+    at_work = Inside(lock)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lock.run, lambda: "waited")
+        with pytest.raises(NotYetError):
+            waiting.result(timeout=0.1)
+        at_work.leave()
+        assert waiting.result(timeout=60) == "waited"
 
 
 @pytest.mark.parametrize("is_followed", [False, True], ids=["free", "taken"])

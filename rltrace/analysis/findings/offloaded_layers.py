@@ -121,8 +121,6 @@ def _bytes_on_host(run: Run, lane: Lane, one: Pass) -> float:
 
 def _longer(run: Run, one: Pass) -> PerStep | None:
     """Return how much longer the phase takes than the other one, as a mean over the ranks; None without the other."""
-    here, there = run.phase_seconds(one.phase), run.phase_seconds(one.alike) if one.alike else {}
-    if not there:
+    if one.alike is None or not run.phase_seconds(one.alike):
         return None
-    longer = np.mean(list(here.values()), axis=0) - np.mean(list(there.values()), axis=0)
-    return np.asarray(np.maximum(longer, 0))
+    return np.asarray(np.maximum(mean_seconds(run, one.phase) - mean_seconds(run, one.alike), 0))

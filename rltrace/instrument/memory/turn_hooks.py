@@ -180,8 +180,7 @@ class Forwards:
 
     def inside_forward(self) -> None:
         """Ask whether it has grown: the first forward of a kind takes seconds, in which its kernels are loaded."""
-        if now_ns() >= self._turns.beat_due_ns:
-            self._turns.beat()
+        self._turns.beat_if_due()
 
 
 def beat_in_forwards(turns: Turns, state: Any, hook: Hook) -> None:
