@@ -259,8 +259,8 @@ one the engine forgets the prefixes that it cached with the old weights."""
 SYNC_STAGES = (EMPTY_CACHE, *WEIGHT_SYNC_STAGES)
 """All that a weight sync is divided into."""
 
-ENGINE_STAGES = ("weight_sync.map", "weight_sync.load", "weight_sync.verify")
-"""Stages of the receiver; the others are the sender's."""
+ENGINE_STAGES = ("weight_sync.map", "weight_sync.load")
+"""Stages of the receiver. Both ends verify; the others are the sender's."""
 
 
 def wake_up_of(tags: Iterable[str] | None) -> str:

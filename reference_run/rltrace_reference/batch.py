@@ -84,12 +84,3 @@ def from_responses(
         batch.response_mask_BT[row, start:end] = True
         batch.engine_log_probs_BT[row, start:end] = torch.tensor(said)
     return batch
-
-
-def texts(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    """Return prompt and response of each sequence, without padding."""
-    pairs = []
-    for tokens_T, mask_T in zip(batch.tokens_BT, batch.response_mask_BT, strict=True):
-        start = int(mask_T.int().argmax())
-        pairs.append((tokens_T[:start].tolist(), tokens_T[mask_T].tolist()))
-    return pairs

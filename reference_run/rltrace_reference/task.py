@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import random
 
+import torch
+from torch import Tensor
+
 BOS = 10
 EOS = 11
 PAD = 12
@@ -26,16 +29,22 @@ def prompts(count: int, seed: int, step: int, length: int = 2) -> list[list[int]
     return [[BOS] * (length - 1) + [choose.randint(1, 9)] for _ in range(count)]
 
 
-def reward(prompt: list[int], response: list[int]) -> float:
+def rewards(tokens_BT: Tensor, response_mask_BT: Tensor) -> Tensor:
     """Return right transitions over max(d + 1, tokens said): 1.0 for the exact answer, dense below it.
 
     A transition is right when it says the token before it minus one, or EOS after 0. For d = 2, `[1, 0, EOS]` gives
     1.0, `[1, 0]` gives 2/3 and `[1, 5, 4, 3]` gives 3/4: a wrong digit costs only its own transition. Tokens that are
     no digits, of which a model may have many, are never right, and nothing is right after them.
+
+    Args:
+        tokens_BT: int64, each row a prompt and its response, padded.
+        response_mask_BT: bool, True where the response is; each has at least one token.
+
+    Returns:
+        Shape (B,), float32.
     """
-    right = 0
-    before = prompt[-1]
-    for token in response:
-        right += 0 <= before <= 9 and token == (EOS if before == 0 else before - 1)
-        before = token
-    return right / max(prompt[-1] + 1, len(response))
+    before_BT, said_BT, is_said_BT = tokens_BT[:, :-1], tokens_BT[:, 1:], response_mask_BT[:, 1:]
+    right_BT = is_said_BT & (before_BT >= 0) & (before_BT <= 9)
+    right_BT &= said_BT == torch.where(before_BT == 0, EOS, before_BT - 1)
+    digit_B1 = before_BT.gather(1, is_said_BT.int().argmax(1, keepdim=True))
+    return right_BT.sum(1) / torch.maximum(digit_B1.squeeze(1) + 1, is_said_BT.sum(1))

@@ -61,7 +61,7 @@ def train_step(config: Config, workers: WorkerGroup, display: Display, step: int
 
     display.phase("reward")
     with rltrace.phase("reward"):
-        reward_B = torch.tensor([task.reward(prompt, response) for prompt, response in batches.texts(batch)])
+        reward_B = task.rewards(batch.tokens_BT, batch.response_mask_BT)
 
     # Log-probs of what was said: by the policy as it is before the update, and by the one it started from.
     shards = [(part,) for part in batch.split(config.ranks)]

@@ -248,11 +248,10 @@ class Sender:
             count += 1
         assert gathered is not None
         self.send(*gathered, new)
-        checksums = self._total_checksums(list(parameters))
+        checksums = self.total_checksums(list(parameters))
         while self.in_flight:
             self.wait(self.in_flight[0])
-        self.channel.send({"call": "finish_sync", "checksums": checksums, "keep": self.keep})
-        _result_of(self.channel)
+        self.finish(checksums, keep=self.keep)
         sent_bytes = BF16_BYTES * sum(parameter.numel() for parameter in parameters.values())
         return SyncStats(sent_bytes, len(parameters), count, time.monotonic() - start)
 
@@ -305,11 +304,24 @@ class Sender:
         assert key == bucket.key, f"the engine acknowledged bucket {key}, not {bucket.key}"
         self.in_flight.remove(bucket)
 
-    def _total_checksums(self, names: list[str]) -> dict[str, int]:
+    def total_checksums(self, names: list[str]) -> dict[str, int]:
         """Return the checksum of every whole parameter, from what all ranks packed."""
         if self.ranks > 1:
             dist.all_reduce(self.sums)
         return dict(zip(names, self.sums.tolist(), strict=True))
+
+    def finish(self, checksums: dict[str, int], *, keep: bool) -> None:
+        """Return when the engine has compared what lies in its weights with these checksums.
+
+        Args:
+            checksums: Of every parameter, by its name.
+            keep: Whether the engine keeps the buffers mapped.
+
+        Raises:
+            RunError: It is not what was sent.
+        """
+        self.channel.send({"call": "finish_sync", "checksums": checksums, "keep": keep})
+        _result_of(self.channel)
 
     def close(self) -> None:
         """Release the buffers; the engine must have unmapped them."""
@@ -337,8 +349,7 @@ class DirectSender(Sender):
         ]
         for bucket in buckets:
             self._send_alone(bucket, parameters)
-        self.channel.send({"call": "finish_sync", "checksums": self._total_checksums(list(parameters)), "keep": False})
-        _result_of(self.channel)
+        self.finish(self.total_checksums(list(parameters)), keep=False)
         sent_bytes = BF16_BYTES * sum(parameter.numel() for parameter in parameters.values())
         return SyncStats(sent_bytes, len(parameters), len(buckets), time.monotonic() - start)
 

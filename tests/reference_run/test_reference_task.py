@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import pytest
 from rltrace_reference import task
-from rltrace_reference.task import BOS, EOS
+from rltrace_reference.batch import from_responses
+from rltrace_reference.task import BOS, EOS, VOCABULARY
 
-
-@pytest.mark.parametrize(
-    ("digit", "response", "expected"),
-    [
-        (2, [1, 0, EOS], 1.0),
-        (2, [1, 0], 2 / 3),
-        (2, [1, 5, 4, 3], 3 / 4),
-        (2, [EOS], 0.0),
-        (1, [0, EOS], 1.0),
-        (1, [0, 0, 0, 0], 1 / 4),
-        (9, [8], 1 / 10),
-    ],
+SCORED = (
+    (2, [1, 0, EOS], 1.0),
+    (2, [1, 0], 2 / 3),
+    (2, [1, 5, 4, 3], 3 / 4),
+    (2, [EOS], 0.0),
+    (1, [0, EOS], 1.0),
+    (1, [0, 0, 0, 0], 1 / 4),
+    (9, [8], 1 / 10),
+    (1, [0, VOCABULARY, VOCABULARY - 1], 1 / 3),
 )
-def test_reward_of_right_transitions(digit: int, response: list[int], expected: float) -> None:
-    """The reward is right transitions over the longer length."""
-    assert task.reward([BOS, digit], response) == pytest.approx(expected)
+"""A prompt's digit, a response, and what it is worth."""
+
+
+@pytest.mark.parametrize("prompt_tokens", [2, 5])
+def test_reward_of_right_transitions(prompt_tokens: int) -> None:
+    """The reward is right transitions over the longer length, whatever lies beside a response in its batch."""
+    prompts = [[BOS] * (prompt_tokens - 1) + [digit] for digit, _, _ in SCORED]
+    responses = [response for _, response, _ in SCORED]
+    batch = from_responses(prompts, responses, [[0.0] * len(response) for response in responses], max_tokens=6)
+    found = task.rewards(batch.tokens_BT, batch.response_mask_BT)
+    assert found.tolist() == pytest.approx([expected for _, _, expected in SCORED])
 
 
 def test_prompts_by_seed_and_step() -> None:

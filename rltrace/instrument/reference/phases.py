@@ -127,6 +127,8 @@ def install_sender(patches: PatchSet) -> None:
     patches.span(f"{sender}.gather", "weight_sync.gather", gather_args)
     patches.span(f"{sender}.send", "weight_sync.send", bucket_args, flow_out=bucket_key)
     patches.span(f"{sender}.wait", "weight_sync.wait", lambda _self, bucket: {"bucket": bucket.key})
+    patches.span(f"{sender}.total_checksums", "weight_sync.verify")
+    patches.span(f"{sender}.finish", "weight_sync.verify")
     receiver = f"{RUN}.weight_sync:Receiver"
     patches.span(
         f"{receiver}.map", "weight_sync.map", lambda _self, _buffer, _handle, size_bytes, _fds: {"bytes": size_bytes}
