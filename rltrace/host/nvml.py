@@ -169,8 +169,10 @@ class Gpu:
         Raises:
             UnavailableError: NVML does not say.
         """
-        with self._said_as_unavailable():
+        try:  # not `_said_as_unavailable`: this is asked within a program's steps
             return self._divided()
+        except self._nvml.NVMLError as error:
+            raise UnavailableError(f"NVML: {error}") from None
 
     def bytes_by_pid(self) -> dict[int, int]:
         """Return what each process holds, of this run and of others (23 us).

@@ -46,8 +46,8 @@ TRAINING = """
         def say_used(self): self.said.append(["used", False])
 
     looked, patches = Ledger(), PatchSet("test", Rows())
-    Turns.BEAT_BURST_NS = 0 if sys.argv[2] == "slow" else 10**12
-    Turns.BEAT_SHARE = 0
+    Turns.BEAT_BURST_NS = Turns.TURN_BEAT_BURST_NS = 0 if sys.argv[2] == "slow" else 10**12
+    Turns.BEAT_SHARE = Turns.TURN_BEAT_SHARE = 0
     turns = Turns(looked, Work())
     name_hooks(patches, CudaLedger(lambda: None), turns)
     TorchModels().install(patches)
@@ -179,7 +179,7 @@ def test_share(ledger: Clocked, pass_ns: int) -> None:
     of_looks_ns = len(ledger.looks) * ledger.look_ns
     assert of_looks_ns <= Turns.PASS_BURST_NS + Turns.PASS_SHARE * ledger.now_ns + 3 * ledger.look_ns
     assert of_looks_ns >= min(Turns.PASS_SHARE * ledger.now_ns, 3 * ledger.look_ns * 100e9 / pass_ns) * 0.9
-    assert len(ledger.asked) * 80_000 <= Turns.BEAT_BURST_NS + Turns.BEAT_SHARE * ledger.now_ns + 80_000
+    assert len(ledger.asked) * 80_000 <= Turns.TURN_BEAT_BURST_NS + Turns.TURN_BEAT_SHARE * ledger.now_ns + 80_000
 
 
 def test_total_is_told_while_looks_are_owed(ledger: Clocked) -> None:
@@ -205,6 +205,25 @@ def test_long_forwards_do_not_starve_turns(ledger: Clocked) -> None:
     assert len(ledger.asked) == asked, "nothing is left"
     turns.begin_forward(has_gradients=False)
     assert len(ledger.asked) == asked + 1
+
+
+def test_the_beginning_of_a_backward_is_never_missed(ledger: Clocked) -> None:
+    """Though beats are owed, the first layers of each backward ask: the gradients of the logits have just come."""
+    turns = Turns(ledger, Work())
+    for _ in range(3):
+        turns.begin_forward(has_gradients=True)
+        for _ in range(100):
+            turns.beat()
+        assert ledger.now_ns < turns.beat_due_ns, "nothing is left"
+        turns.end_forward(has_gradients=True)
+        turns.begin_backward()
+        asked = len(ledger.asked)
+        for _ in range(Turns.BACKWARD_BEATS):
+            assert ledger.now_ns >= turns.beat_due_ns, "the hooks of layers look at it before they call"
+            turns.beat()
+        assert len(ledger.asked) == asked + Turns.BACKWARD_BEATS
+        assert ledger.now_ns < turns.beat_due_ns
+        turns.end_backward()
 
 
 def test_whole_passes(ledger: Clocked) -> None:

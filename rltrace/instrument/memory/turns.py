@@ -71,14 +71,19 @@ class Turns:
     beat_due_ns = 0
     """Before this time a beat has nothing to spend. A step has hundreds of beats, which ask for no more than this."""
 
-    SHARE, BURST_NS = 0.0005, 20_000_000
-    """The budget of looks outside of passes."""
-    PASS_SHARE, PASS_BURST_NS = 0.0003, 10_000_000
+    SHARE, BURST_NS = 0.0002, 20_000_000
+    """The budget of looks outside of passes. One takes 0.3 ms; when none is left, the total is told all the same."""
+    PASS_SHARE, PASS_BURST_NS = 0.0002, 10_000_000
     """The budget of looks inside passes: the first passes are always seen."""
-    BEAT_SHARE, BEAT_BURST_NS = 0.00025, 1_000_000
-    """The budget of beats where memory turns, and that of beats between, inside of forwards and of long calls. One
-    takes 10 µs, or 80 on a busy host. In a forward after other work each layer asks; in a series of forwards one layer
-    in a few does."""
+    TURN_BEAT_SHARE, TURN_BEAT_BURST_NS = 0.0003, 5_000_000
+    """The budget of beats where memory turns: five in a pass. One takes 0.1 ms where a forward or a backward was under
+    way since the last, and nothing of it is in the processor's caches; the burst is for the first steps."""
+    BEAT_SHARE, BEAT_BURST_NS = 0.0002, 1_000_000
+    """The budget of beats between, inside of forwards and of long calls. In a forward after other work each layer asks;
+    in a series of forwards one layer in a few does."""
+    BACKWARD_BEATS = 2
+    """How many beats that follow the beginning of a backward are turns: the first layer that asks may do so before the
+    gradients of the logits are there, the second one does not."""
 
     def __init__(self, ledger: Ledger, work: Work) -> None:
         """Args:
@@ -89,7 +94,9 @@ class Turns:
         self._passes = Budget(self.PASS_SHARE, self.PASS_BURST_NS)
         self._looks = Budget(self.SHARE, self.BURST_NS)
         self._beats = Budget(self.BEAT_SHARE, self.BEAT_BURST_NS)
-        self._turn_beats = Budget(self.BEAT_SHARE, self.BEAT_BURST_NS)
+        self._turn_beats = Budget(self.TURN_BEAT_SHARE, self.TURN_BEAT_BURST_NS)
+        self._beats_at_turn = 0
+        """How many of the next beats are turns."""
         self._is_passing = False
         """Whether a forward has begun whose backward has not ended."""
         self._is_inferring = False
@@ -121,9 +128,11 @@ class Turns:
         if not self._is_passing:
             self._begin_pass()
         self._turn(Turn.BACKWARD_BEGIN, is_seen=self._is_seen)
+        self._beats_at_turn, self.beat_due_ns = self.BACKWARD_BEATS, 0
 
     def end_backward(self) -> None:
         """Gradients are there, and activations are gone."""
+        self._beats_at_turn = 0
         self._beat(self._turn_beats)
         self._is_passing = False
         self._end_pass(Turn.BACKWARD_END)
@@ -137,8 +146,12 @@ class Turns:
 
     def beat(self) -> None:
         """Ask, if the budget allows it, whether the used memory has changed, and look if it has."""
-        self._beat(self._beats)
-        self.beat_due_ns = self._beats.due_ns()
+        if self._beats_at_turn:
+            self._beats_at_turn -= 1
+            self._beat(self._turn_beats)
+        else:
+            self._beat(self._beats)
+        self.beat_due_ns = 0 if self._beats_at_turn else self._beats.due_ns()
 
     def beat_if_due(self) -> None:
         """Compare the clock with the time of the next beat first, which costs less than to ask what may be spent."""
