@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import click
@@ -36,6 +37,9 @@ from rltrace.record.announcement import complain, is_quiet
 
 PACKAGE = "rltrace_reference"
 NEEDED = ("torch", "ray", "transformers", "yaml", "psutil")
+
+MOST_WORDS = 300
+"""So many characters of what a process said before it died."""
 
 _INTERRUPTS = {"SIGINT": "SIGINT (Ctrl-C)", "SIGHUP": "SIGHUP (the terminal was closed)"}
 
@@ -137,7 +141,10 @@ def report(folder: Path, outcome: Any, said: str = "") -> int:
     named = [death for death in outcome.deaths if f"(pid {death.pid})" in said]
     certain = [death for death in outcome.deaths if death.is_certain]
     for death in [*named, *certain, *outcome.deaths][:1]:
-        also = f" (the driver said: {said})" if said and f"(pid {death.pid})" not in said else ""
+        _, _, its_words = said.partition("; it said: ")
+        also = f"; it said: {shorten(its_words, MOST_WORDS, placeholder=' ...')}" if its_words else ""
+        if said and f"(pid {death.pid})" not in said:
+            also = f" (the driver said: {said})"
         raise RunError(f"{death}{also}; the run was stopped. Spans that were open then: `{look}`")
     why = said or f"the run ended with exit code {outcome.exit_code}, see above"
     error = RunError(f"{why}; what it did before: `{look}`")

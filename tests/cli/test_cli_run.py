@@ -193,6 +193,11 @@ def test_killed_run_is_one_line(
     [
         ([KILLED], "worker of rank 1 (pid 7) died: killed by SIGKILL", f"{KILLED}; the run was stopped."),
         ([ALSO_KILLED, KILLED], "worker of rank 1 (pid 7) died: killed by SIGKILL", f"{KILLED}; the run was stopped."),
+        (
+            [KILLED],
+            "worker of rank 1 (pid 7) died: killed by SIGKILL; it said: ImportError: no flashinfer",
+            f"{KILLED}; it said: ImportError: no flashinfer; the run was stopped.",
+        ),
         ([KILLED], "connection closed", f"{KILLED} (the driver said: connection closed); the run was stopped."),
         ([], "model.norm.weight did not arrive", "model.norm.weight did not arrive; what it did before:"),
         ([], "", "the run ended with exit code 4, see above; what it did before:"),

@@ -96,6 +96,17 @@ def test_last_words_are_the_end_in_one_line() -> None:
     assert last_words(said, most_bytes=2) == "b"
 
 
+def test_the_last_exception_is_said_first() -> None:
+    """What an engine's child raised comes before all that was said around it."""
+    with os.fdopen(os.memfd_create("stderr"), "w+b") as said:
+        program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import absent'], check=False)"
+        ending = "print('a child failed', file=sys.stderr)"
+        subprocess.run([sys.executable, "-c", f"{program}; {ending}"], stderr=said, check=True)
+        words = last_words(said)
+    assert words.startswith("ModuleNotFoundError: No module named 'absent' ... Traceback")
+    assert words.endswith("a child failed")
+
+
 def test_a_pipe_remembers_no_words() -> None:
     with subprocess.Popen(["sh", "-c", "echo lost >&2"], stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
