@@ -226,6 +226,18 @@ def test_the_beginning_of_a_backward_is_never_missed(ledger: Clocked) -> None:
         turns.end_backward()
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_beats_follow_what_moves(ledger: Clocked, moved: bool) -> None:
+    """Where each beat finds a change there are four times as many, and no more."""
+    turns = Turns(ledger, Work())
+    ledger.moved, ledger.look_ns = moved, 0
+    while ledger.now_ns < 100e9:
+        ledger.now_ns = max(ledger.now_ns + 1_000_000, turns.beat_due_ns)
+        turns.beat()
+    paid = Turns.BEAT_BURST_NS + Turns.BEAT_SHARE * ledger.now_ns
+    assert len(ledger.asked) * 80_000 == pytest.approx(paid * (Turns.FOUND_DISCOUNT if moved else 1), rel=0.02)
+
+
 def test_whole_passes(ledger: Clocked) -> None:
     """A pass is looked at as a whole or not at all."""
     train(Turns(ledger, Work()), ledger, 20, 10_000_000)

@@ -81,6 +81,8 @@ class Turns:
     BEAT_SHARE, BEAT_BURST_NS = 0.0002, 1_000_000
     """The budget of beats between, inside of forwards and of long calls. In a forward after other work each layer asks;
     in a series of forwards one layer in a few does."""
+    FOUND_DISCOUNT = 4
+    """A beat that finds a change costs a fourth: where memory moves it moves on, as while a model is made."""
     BACKWARD_BEATS = 2
     """How many beats that follow the beginning of a backward are turns: the first layer that asks may do so before the
     gradients of the logits are there, the second one does not."""
@@ -166,7 +168,7 @@ class Turns:
         can_look = has_moved and self._can_look()
         if has_moved and not can_look:
             self._ledger.say_used()
-        budget.spend(now_ns() - began_ns)
+        budget.spend((now_ns() - began_ns) // (self.FOUND_DISCOUNT if has_moved else 1))
         if can_look:
             self._look(Turn.BEAT, self._looks)
 
