@@ -111,6 +111,8 @@ def test_plain_step(tmp_path: Path) -> None:
 def test_layers_beat(tmp_path: Path) -> None:
     """Each layer's forward, and both ends of each backward, ask whether memory has moved, also without gradients."""
     said = told(tmp_path, "fsdp2", "fast")
+    groups = 3  # each layer's; the root has no parameters of its own
+    assert said[: said.index(("settle", False))].count(("asked", False)) >= 2 * groups, "while it is sharded"
     inference = said[said.index(("inference", False)) : said.index(("move", False))]
     assert inference.count(("asked", False)) >= 3
     assert said[: said.index(("backward.end", False))].count(("asked", False)) >= 6
@@ -236,6 +238,26 @@ def test_beats_follow_what_moves(ledger: Clocked, moved: bool) -> None:
         turns.beat()
     paid = Turns.BEAT_BURST_NS + Turns.BEAT_SHARE * ledger.now_ns
     assert len(ledger.asked) * 80_000 == pytest.approx(paid * (Turns.FOUND_DISCOUNT if moved else 1), rel=0.02)
+
+
+def test_what_interrupts_a_beat_is_not_owed(ledger: Clocked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a garbage collection inside of a beat and of a look, the next ones come as soon as after slow ones."""
+    turns = Turns(ledger, Work())
+    ledger.look_ns = 500_000_000
+    turns.reached(Turn.EMPTY_CACHE)
+    ledger.now_ns += int(Turns.MOST_LOOK_NS / Turns.SHARE)
+    turns.reached(Turn.EMPTY_CACHE)
+    assert len(ledger.looks) == 2
+    monkeypatch.setattr(Turns, "BEAT_BURST_NS", 0)
+    asks = ledger.has_moved
+
+    def interrupted() -> bool:
+        ledger.now_ns += 500_000_000
+        return asks()
+
+    monkeypatch.setattr(ledger, "has_moved", interrupted)
+    turns.beat()
+    assert turns.beat_due_ns - ledger.now_ns <= Turns.MOST_BEAT_NS / Turns.BEAT_SHARE
 
 
 def test_whole_passes(ledger: Clocked) -> None:

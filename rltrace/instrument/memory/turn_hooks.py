@@ -39,6 +39,8 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
     watch_models(patches, functools.partial(beat_in_forwards, turns))
     passes = Backwards(turns, loading)
     patches.around("torch.autograd:backward", passes.begin, passes.end)
+    # To shard an embedding takes seconds, of which its copy is there from the first moment on.
+    patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.__init__", beating(turns), beating(turns))
     patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState._pre_backward", functools.partial(beat_before, turns))
     patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", functools.partial(beat_afterwards, turns))
     patches.use(

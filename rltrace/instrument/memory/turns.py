@@ -81,6 +81,9 @@ class Turns:
     BEAT_SHARE, BEAT_BURST_NS = 0.0002, 1_000_000
     """The budget of beats between, inside of forwards and of long calls. In a forward after other work each layer asks;
     in a series of forwards one layer in a few does."""
+    MOST_BEAT_NS, MOST_LOOK_NS = 150_000, 5_000_000
+    """A beat or a look that took longer met something else: a garbage collection, the driver's lock, another thread. At
+    its price half a second would be owed for by 40 minutes without a beat."""
     FOUND_DISCOUNT = 4
     """A beat that finds a change costs a fourth: where memory moves it moves on, as while a model is made."""
     BACKWARD_BEATS = 2
@@ -168,7 +171,8 @@ class Turns:
         can_look = has_moved and self._can_look()
         if has_moved and not can_look:
             self._ledger.say_used()
-        budget.spend((now_ns() - began_ns) // (self.FOUND_DISCOUNT if has_moved else 1))
+        spent_ns = min(now_ns() - began_ns, self.MOST_BEAT_NS)
+        budget.spend(spent_ns // (self.FOUND_DISCOUNT if has_moved else 1))
         if can_look:
             self._look(Turn.BEAT, self._looks)
 
@@ -200,7 +204,7 @@ class Turns:
         in_pass = self._is_passing or self._is_inferring
         self._has_looked |= in_pass
         self._ledger.look(turn, activations=self.work.owner_of("activations") if in_pass else None)
-        budget.spend(now_ns() - began_ns)
+        budget.spend(min(now_ns() - began_ns, self.MOST_LOOK_NS))
 
 
 def at(turns: Turns, turn: Turn) -> Any:
