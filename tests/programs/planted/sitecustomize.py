@@ -80,9 +80,9 @@ def sync_in_no_stage(weight_sync: Any) -> None:
     before(weight_sync, "plan", lambda *_: take("sync_in_no_stage", None))
 
 
-def driver_phases(batch: Any) -> None:
+def driver_phases(task: Any) -> None:
     """The driver takes long to score, while all ranks wait."""
-    before(batch, "texts", lambda *_: take("driver_phases", None))
+    before(task, "rewards", lambda *_: take("driver_phases", None))
 
 
 def between_phases(task: Any) -> None:
@@ -103,7 +103,7 @@ PLACES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "garbage_collection": ("rltrace_reference.actor", garbage_collection),
     "sender_waits": ("rltrace_reference.weight_sync", sender_waits),
     "sync_in_no_stage": ("rltrace_reference.weight_sync", sync_in_no_stage),
-    "driver_phases": ("rltrace_reference.batch", driver_phases),
+    "driver_phases": ("rltrace_reference.task", driver_phases),
     "between_phases": ("rltrace_reference.task", between_phases),
     "slow_steps": ("rltrace_reference.task", slow_steps),
 }
