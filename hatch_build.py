@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import sysconfig
 import tempfile
@@ -25,6 +26,7 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile them, in place for an editable install."""
         self.folder = tempfile.mkdtemp()
+        built: list[bytes] = []
         for folder, what in FOLDERS.items():
             build = self._build_in(folder)
             name = f"{folder}/{build.LIBRARY.name}"
@@ -33,10 +35,11 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
             if refused is not None:
                 self.app.display_warning(f"{what}: {refused}")
             elif version != "editable":
-                platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-                build_data["tag"] = f"py3-none-{platform}"
-                build_data["pure_python"] = False
+                built.append(library.read_bytes())
                 build_data["force_include"][str(library)] = name
+        if built:
+            build_data["tag"] = f"py3-none-{platform_of(built)}"
+            build_data["pure_python"] = False
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what is in the wheel now."""
@@ -49,3 +52,22 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
+
+
+OLDEST_GLIBC = (2, 17)
+"""Of the platforms that installers know by version, as PEP 599 has it."""
+
+
+def platform_of(libraries: list[bytes]) -> str:
+    """Return the platform on which these libraries load: by the newest glibc that they need (PEP 600).
+
+    They need nothing besides. A package index refuses a wheel that only says `linux`.
+    """
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    needed = [
+        (int(major), int(minor)) for found in libraries for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", found)
+    ]
+    if not needed or not platform.startswith("linux_"):  # musl has no versions
+        return platform
+    major, minor = max(*needed, OLDEST_GLIBC)
+    return f"manylinux_{major}_{minor}_{platform.removeprefix('linux_')}"

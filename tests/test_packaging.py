@@ -14,6 +14,8 @@ import zlib
 from pathlib import Path
 
 import pytest
+from packaging.tags import sys_tags
+from packaging.utils import parse_wheel_filename
 
 from rltrace.read.native import build
 
@@ -75,6 +77,23 @@ def test_decoder_in_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     library.rltrace_source.restype = ctypes.c_uint32
     sources = (wheel.read(f"rltrace/read/native/{file.name}") for file in (*build.HEADERS, *build.SOURCES))
     assert library.rltrace_source() == zlib.crc32(b"".join(sources))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler: cc")
+def test_wheel_says_which_glibc_it_needs(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """An index takes the wheel, installers here do too, and its libraries need neither a newer glibc nor another
+    library."""
+    (tag,) = parse_wheel_filename(Path(str(wheel.filename)).name)[3]
+    named = re.fullmatch(r"manylinux_(\d+)_(\d+)_\w+", tag.platform)
+    assert named and tag in sys_tags()
+    for name in ("rltrace/read/native/decoder.so", "rltrace/record/native/repeated.abi3.so"):
+        said = subprocess.run(
+            ["objdump", "-p", wheel.extract(name, tmp_path)], capture_output=True, text=True, check=True
+        )
+        needed = [library.partition(".")[0] for library in re.findall(r"NEEDED +(\S+)", said.stdout)]
+        assert {library.partition("-")[0] for library in needed} <= {"libc", "ld"}, "the C library and its loader"
+        versions = {tuple(map(int, found)) for found in re.findall(r"GLIBC_(\d+)\.(\d+)", said.stdout)}
+        assert max(versions) <= tuple(map(int, named.groups()))
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler: cc")
