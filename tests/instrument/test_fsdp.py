@@ -196,6 +196,18 @@ def test_shards_in_the_hosts_memory_say_what_they_copy(tmp_path):
             assert copied.args == {"what": "shards", "bytes": gathered.args["bytes"]}  # half of them, twice as wide
 
 
+LONE_COPIES = "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.wait_for_unshard"
+
+
+def test_a_lone_ranks_shards_say_what_they_copy(tmp_path):
+    """Where one rank has all shards there is no all-gather, and each copy to the device still says its bytes."""
+    (spans,) = ranks_of(train(tmp_path, "fsdp2_offloaded", ranks=1), "fsdp2_offloaded")
+    assert not [span for span in spans if span.name == "fsdp.all_gather"]
+    copies = [span.args for span in spans if span.name == "offload.h2d"]
+    assert len(copies) == len([span for span in spans if span.name == "fsdp.forward"])
+    assert {"what": "shards", "bytes": LAYER_ELEMENTS * 4} in copies
+
+
 def test_flat_parameters_are_traced(two_ranks):
     """Flat parameters are traced as original ones are."""
     for flat, original in zip(ranks_of(two_ranks, "fsdp1_flat"), ranks_of(two_ranks, "fsdp1"), strict=True):
@@ -227,6 +239,7 @@ def test_every_hook_is_installed_and_fired(two_ranks, instrumentations, count):
             if hook["instrumentation"] in instrumentations:
                 assert hook["state"] == "installed", hook
                 fired[hook["target"]] = fired.get(hook["target"], 0) + hook["fired"]
+    assert fired.pop(LONE_COPIES, 0) == 0, "two ranks gather"
     assert len(fired) == count
     assert all(fired.values()), fired
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from rltrace.hooks.arguments import argument, attributes, keep_self
 from rltrace.hooks.hook import Function, Hook
-from rltrace.hooks.patching import PatchSet
+from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.hooks.wrapping import wrap_function
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.modules import Forwards, ForwardSpans, OpenForward, without_wrappers
@@ -28,7 +28,7 @@ PACKAGE = "torch.distributed.fsdp._fully_shard"
 STATE, GROUP = f"{PACKAGE}._fsdp_state:FSDPState", f"{PACKAGE}._fsdp_param_group:FSDPParamGroup"
 GATHERED = (
     *attributes(f"{PACKAGE}._fsdp_param:FSDPParam", "_param_fqn"),
-    *attributes(f"{PACKAGE}._fsdp_collectives:AllGatherResult", "all_gather_output"),
+    *attributes(f"{PACKAGE}._fsdp_collectives:AllGatherResult", "all_gather_output", "param_all_gather_input_dtypes"),
 )
 OFFLOADED = attributes(f"{PACKAGE}._fsdp_param:FSDPParam", "offload_to_cpu", "_sharded_param_data")
 NAMED = attributes(GROUP, "_module_fqn")
@@ -51,6 +51,7 @@ class Fsdp2:
         patches.around(f"{group}:foreach_all_gather", gathers.begin, gathers.end, ("fsdp.all_gather",), reads=GATHERED)
         inputs = f"{PACKAGE}._fsdp_collectives:_get_param_all_gather_inputs"
         patches.span(inputs, "offload.h2d", offloaded_args, reads=OFFLOADED)
+        patches.wrap(f"{GROUP}.wait_for_unshard", watch_lone_copies, ("offload.h2d",), reads=(*OFFLOADED, *GATHERED))
         patches.wrap(f"{group}:foreach_reduce", Reductions().watch, ("fsdp.reduce_scatter",), reads=GATHERED[:1])
         patches.wrap(f"{STATE}.init", span_forwards, ("fsdp.forward",), reads=(*attributes(STATE, "_modules"), *NAMED))
         backwards = BackwardSpans()
@@ -148,6 +149,32 @@ def offloaded_args(fsdp_params: list[Any]) -> dict[str, Any] | None:
         return None
     offloaded = [param for param in fsdp_params if param.offload_to_cpu]
     return {"what": "shards", "bytes": sum(param._sharded_param_data.nbytes for param in offloaded)}
+
+
+def watch_lone_copies(original: Function, hook: Hook) -> Function:
+    """Wrap `FSDPParamGroup.wait_for_unshard`, which copies offloaded shards itself where one rank has them all.
+
+    There is no all-gather then (torch 2.11 and 2.13), so nothing asks for its inputs.
+    """
+    watched = wrap_function(original, hook, hook.timed(begin_lone_copy), hook.timed(end_span))
+
+    @functools.wraps(original)
+    def wait_for_unshard(*args: Any, **kwargs: Any) -> Any:
+        try:
+            is_lone = args[0].fsdp_params[0].offload_to_cpu and args[0]._all_gather_result is not None
+        except own_failure():
+            is_lone = False
+        return (watched if is_lone else original)(*args, **kwargs)
+
+    return wait_for_unshard
+
+
+def begin_lone_copy(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """Open the span of a copy; none if an all-gather has copied."""
+    group = args[0]
+    if group._all_gather_result.param_all_gather_input_dtypes:
+        return None
+    return spans.automatic_span("offload.h2d", **offloaded_args(group.fsdp_params) or {}).__enter__()
 
 
 class Reductions:
