@@ -81,6 +81,7 @@ def run(file: str, out: Path | None, force: bool = False) -> None:
     if steps_file is not None and steps_file.exists():
         raise ConfigError(f"--out: {steps_file} is there already and would be overwritten; name another folder")
 
+    from rltrace_reference import garbage
     from rltrace_reference.progress import Display
     from rltrace_reference.step_record import StepRecord
 
@@ -93,6 +94,7 @@ def run(file: str, out: Path | None, force: bool = False) -> None:
                 lines.write(msgspec.json.encode(record) + b"\n")
 
     leave_out_what_ray_does_not_know()
+    garbage.pause()
     with Display(config.steps) as display:
         from rltrace_reference.train import train  # imports torch and Ray for seconds, in sight of the display
 

@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 import rltrace
+from rltrace_reference import garbage
 from rltrace_reference.__main__ import checked, leave_out_what_ray_does_not_know
 from rltrace_reference.config import Config
 from rltrace_reference.exit_code import exit_code_of
@@ -97,6 +98,7 @@ def measure(config: Config, pairs: int, display: TimedDisplay, on_step: Callable
     Raises:
         RunError: A process died, or weights did not arrive.
     """
+    garbage.pause()
     from rltrace_reference.train import train_step
     from rltrace_reference.worker_group import WorkerGroup
 

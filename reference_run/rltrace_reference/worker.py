@@ -1,4 +1,8 @@
-"""One rank: its actor, its ref and its engine. A plain class; `worker_group.py` makes it a Ray actor."""
+"""One rank: its actor, its ref and its engine. A plain class; `worker_group.py` makes it a Ray actor.
+
+The driver imports it too, for its name alone. So what only a worker needs is imported where a worker needs it, FSDP2
+and transformers while the engine's process imports what it needs.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,19 @@ import os
 import socket
 import threading
 from datetime import timedelta
-from typing import Any
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any
 
 import rltrace
-from rltrace_reference import device, garbage
-from rltrace_reference.actor import Actor, Ref, UpdateStats
-from rltrace_reference.batch import Batch
-from rltrace_reference.config import Config
-from rltrace_reference.device_memory import DeviceMemory, give_back_large_blocks
-from rltrace_reference.disk_reload import DiskReload
-from rltrace_reference.engine_group import Broadcast
-from rltrace_reference.rollout import Rollout
-from rltrace_reference.sharding_manager import ShardingManager
-from rltrace_reference.strategy import Strategy
-from rltrace_reference.weight_sync import SyncStats
+from rltrace_reference import garbage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rltrace_reference.actor import UpdateStats
+    from rltrace_reference.batch import Batch
+    from rltrace_reference.config import Config
+    from rltrace_reference.strategy import Strategy
+    from rltrace_reference.weight_sync import SyncStats
 
 LOOPBACK = "127.0.0.1"
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -33,6 +33,11 @@ class Worker:
 
     def __init__(self, rank: int, config: Config, run_id: str) -> None:
         self.rank, self.config, self.run_id = rank, config, run_id
+        garbage.pause()
+        import torch
+
+        from rltrace_reference.rollout import Rollout
+
         torch.set_num_threads(1)
         # Here, not in `setup`: the engine dies with the thread that started it, and this is the main one.
         self.rollout = Rollout(config, rank)
@@ -48,12 +53,22 @@ class Worker:
             import ray
 
             host = ray.util.get_node_ip_address()
+        import torch.distributed as dist
+
         self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, self.store.port
 
     def setup(self, host: str, port: int) -> None:
         """Join the ranks at rank 0's store, then build actor, ref and engine, and put the engine to sleep."""
         threading.current_thread().name = "worker"  # Ray runs the driver's calls on a thread of its own
+        import torch
+        import torch.distributed as dist
+
+        from rltrace_reference import device
+        from rltrace_reference.actor import Actor, Ref
+        from rltrace_reference.device_memory import DeviceMemory, give_back_large_blocks
+        from rltrace_reference.sharding_manager import ShardingManager
+
         if self.rank != 0:
             self.store = dist.TCPStore(host, port, is_master=False)
         dist.init_process_group(
@@ -66,7 +81,9 @@ class Worker:
         )
         if self.config.memory_limit_bytes is not None:
             give_back_large_blocks()
-            import transformers.models.qwen3.modeling_qwen3  # noqa: F401  # its bytes are the interpreter's
+        import transformers.models.qwen3.modeling_qwen3  # noqa: F401  # its bytes are the interpreter's
+
+        garbage.freeze()
         self.memory = self.rollout.memory = DeviceMemory(self.config.memory_limit_bytes)
         self.actor = Actor(self.config, self.rank)
         self.ref = Ref(self.config, self.rank)
@@ -81,13 +98,13 @@ class Worker:
         with self.memory.limited(), self.sharding_manager.at(step):
             return self.rollout.generate(prompts, seed, step)
 
-    def old_log_prob(self, batch: Batch) -> torch.Tensor:
+    def old_log_prob(self, batch: Batch) -> Tensor:
         """Return log-probs by the actor before the update, shape (B, T)."""
         with self.memory.limited():
             self.actor.onload()
             return self.actor.log_probs(batch)
 
-    def ref_log_prob(self, batch: Batch) -> torch.Tensor:
+    def ref_log_prob(self, batch: Batch) -> Tensor:
         """Return log-probs by the ref, shape (B, T)."""
         with self.memory.limited():
             return self.ref.log_probs(batch)
@@ -117,12 +134,16 @@ class Worker:
         return stats
 
     def _compare_reload(self, rounds: int) -> list[SyncStats]:
+        from rltrace_reference.disk_reload import DiskReload
+
         with DiskReload(self.rollout) as reload:
             stats = [reload.sync(self.actor.state_dict()) for _ in range(rounds)]
         self.rollout.sleep(self.config.rollout.sleep_level)
         return stats
 
     def _compare_broadcast(self, backend: str, rounds: int) -> list[SyncStats]:
+        from rltrace_reference.engine_group import Broadcast
+
         self.rollout.wake_up(["weights", "kv_cache"])
         try:
             broadcast = Broadcast(self.rollout, backend)
@@ -158,4 +179,6 @@ class Worker:
         """End the engine and leave the ranks."""
         self.sharding_manager.close()
         self.rollout.close()
+        import torch.distributed as dist
+
         dist.destroy_process_group()

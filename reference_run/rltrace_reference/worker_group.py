@@ -31,6 +31,7 @@ SETTLE_SECONDS = 3.0
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",  # Ray would start a process per CPU that no actor of ours ever uses
     "OMP_NUM_THREADS": "1",  # results must not depend on the machine's cores
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_OFFLINE": "1",

@@ -15,7 +15,7 @@ import torch
 from rltrace_reference import checksum
 from rltrace_reference.channel import Channel
 from rltrace_reference.config import Config
-from rltrace_reference.engine.__main__ import Server
+from rltrace_reference.engine.server import Server
 from rltrace_reference.rollout import Rollout
 from rltrace_reference.shared_memory import SharedMemory
 from rltrace_reference.weight_sync import Bucket, DirectSender, Receiver, Sender
