@@ -5,11 +5,12 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from seen_by_events import see
+import seen_by_events
 
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.lanes import lanes
-from rltrace.analysis.observations import Seen, _see
+from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.seeing import see
 from rltrace.read.recording import Recording
 
 
@@ -18,7 +19,7 @@ def same_seen(recording: Recording) -> None:
     on_lane, time_line = lanes(recording.processes), TimeLine(recording)
     for process in recording.processes:
         lane = on_lane[process.key]
-        kept, wanted = _see(process, lane, time_line), see(process, lane, time_line)
+        kept, wanted = see(process, lane, time_line), seen_by_events.see(process, lane, time_line)
         for name in vars(wanted):
             if name not in ("process", "lane"):
                 assert _said(getattr(kept, name)) == _said(getattr(wanted, name)), name

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from rltrace.analysis.lanes import Lane, lanes, order
 from rltrace.analysis.ledger import FREE, UNACCOUNTED, ledger_of_looks
 from rltrace.analysis.looks import DRIVER_RESERVED
-from rltrace.analysis.observations import Samples, Seen
+from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.samples import Samples
 from rltrace.analysis.used_memory import SAMPLED_RESERVED, SAMPLED_USED, sampled_points
 from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, USED, Span, owner_of_counter, subjects
 from rltrace.read.gate import MOST_BYTES

@@ -1,7 +1,7 @@
 """Figures of a Recording: pure functions from what was recorded to frozen values with their units in the name.
 
 In: a Recording. Out: a `Summary`, whose fields are the keys of the JSON. `summarize` (`summary.py`) reads every event
-once, into `Observations` (`observations.py`); its parts can be called alone. Nothing here imports a framework.
+once, into `Observations` (`observations.py`, `seen/`); its parts can be called alone. Nothing here imports a framework.
 
 Seconds: `steps.py` finds the steps, `phases.py` divides each rank's step, and `steady.py` makes the means that tables
 show. `idle.py` and `computing.py` are about time in no phase, `gpu_work.py` about the GPUs' streams, `weight_sync.py`

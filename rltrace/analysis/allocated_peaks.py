@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from rltrace.analysis.looks import end_ns_of, looks
-from rltrace.analysis.observations import Seen, values_at
+from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.samples import values_at
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import MAP, OWNERS, UNATTRIBUTED, UNMAP, Turn
 

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.memory import DeviceMemory
-from rltrace.analysis.observations import Balances, Observations, Samples, Seen
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.samples import Balances, Samples
 from rltrace.analysis.steps import StepWindows, number_of
 from rltrace.events import ALLOCATIONS_RESERVED, OWNERS, UNATTRIBUTED, Span, allocations_of
 

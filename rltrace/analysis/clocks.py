@@ -13,7 +13,7 @@ from rltrace.host.clock import Domain
 from rltrace.read.recording import Process
 
 if TYPE_CHECKING:
-    from rltrace.analysis.observations import Seen
+    from rltrace.analysis.seen.process import Seen
 
 
 class Clocked(Protocol):

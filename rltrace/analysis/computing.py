@@ -7,7 +7,8 @@ import numpy as np
 
 from rltrace.analysis.intervals import EMPTY, Intervals, cut, union
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.observations import Observations, Seen, once
+from rltrace.analysis.observations import Observations, once
+from rltrace.analysis.seen.process import Seen
 from rltrace.events import REQUEST, subjects
 
 WAITING = (

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.intervals import Intervals, holding
 from rltrace.analysis.lanes import Lane, order
-from rltrace.analysis.observations import Observations, Passed
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.seen.spans import Passed
 from rltrace.events import REQUEST
 
 

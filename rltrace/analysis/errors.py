@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from rltrace.analysis.intervals import Intervals, union
-from rltrace.analysis.observations import Observations, Seen
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.steps import StepWindows
 
 NO_ERRORS = frozenset({"StopIteration", "StopAsyncIteration", "CancelledError", "SystemExit"})

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.intervals import EMPTY, Intervals, cut, holding, total_ns, union
 from rltrace.analysis.lanes import Lane, order
-from rltrace.analysis.observations import DeviceSpans, Observations
+from rltrace.analysis.observations import Observations
 from rltrace.analysis.phases import in_order, lane_phases
+from rltrace.analysis.seen.spans import DeviceSpans
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import GPU_TIME, LOG_PROBS, LOSS, WEIGHT_SYNC_STAGES
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rltrace.analysis.observations import Observations, Samples, Seen
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.samples import Samples
 from rltrace.events import UNATTRIBUTED, pinned_of
 
 NOT_RECORDED = "pinned memory was not measured in this Recording"

@@ -12,8 +12,9 @@ from rltrace.analysis.computing import computing
 from rltrace.analysis.intervals import EMPTY, Intervals, added_up_by, cut, opened_last, outside, total_ns, union
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.lifetimes import Presence, presence
-from rltrace.analysis.observations import Observations, Seen
+from rltrace.analysis.observations import Observations
 from rltrace.analysis.phases import driver_phases, lane_phases
+from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.steps import FIRST, StepWindows
 
 RUN, STARTUP, FIRST_STEP, STEADY_STEP = "run", "startup", "first_step", "steady_step"

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, by_name, end_ns_of, looks, totals_of
-from rltrace.analysis.observations import Observations, Samples, Seen, once, values_at
+from rltrace.analysis.observations import Observations, once
 from rltrace.analysis.same_moment import SameMoment, are_stamped
+from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.samples import Samples, values_at
 from rltrace.analysis.unstamped import Unstamped, consistent
 from rltrace.events import OWNERS, Span
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.intervals import EMPTY, Intervals
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.observations import Observations, Seen, once
+from rltrace.analysis.observations import Observations, once
 from rltrace.analysis.processes import state
+from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.steps import StepWindows
 
 

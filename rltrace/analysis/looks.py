@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import nan
 from typing import Any
 
-from rltrace.analysis.observations import Seen
+from rltrace.analysis.seen.process import Seen
 from rltrace.events import Span
 
 DRIVER_RESERVED = "driver.reserved"

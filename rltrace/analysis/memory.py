@@ -27,9 +27,10 @@ from rltrace.analysis.ledger import (
     most_held,
 )
 from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED
-from rltrace.analysis.observations import Observations, Seen
+from rltrace.analysis.observations import Observations
 from rltrace.analysis.phase_times import PhaseTimes
 from rltrace.analysis.phases import ORDER
+from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.steps import StepWindows
 from rltrace.analysis.used_memory import used_memory
 from rltrace.events import OWNERS, UNATTRIBUTED, Span

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rltrace.analysis.observations import Observations, Seen
+from rltrace.analysis.observations import Observations
 from rltrace.analysis.processes import State, state
+from rltrace.analysis.seen.process import Seen
 from rltrace.events import Args, Span
 from rltrace.read.gate import plain
 

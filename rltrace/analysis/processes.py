@@ -9,7 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from rltrace.analysis.clocks import TimeLine, bound_seconds
-from rltrace.analysis.observations import Observations, Seen
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.seen.process import Seen
 from rltrace.record.manifest import host_name
 
 State = Literal["alive", "ended", "died", "gone", "stopped", "unknown"]

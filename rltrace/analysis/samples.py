@@ -7,7 +7,9 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from rltrace.analysis.observations import Observations, Samples, Seen
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.samples import Samples
 from rltrace.events import subjects
 
 

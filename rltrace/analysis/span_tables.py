@@ -9,7 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.observations import Intervalled, Observations, Seen
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.spans import Intervalled
 from rltrace.read.columns import OPEN
 
 Numbers = NDArray[np.int64]

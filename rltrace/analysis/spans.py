@@ -9,7 +9,10 @@ import msgspec
 
 from rltrace.analysis.intervals import Intervals, cut, total_ns, union
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.observations import Intervalled, Observations, Seen, has_own_figures
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.seen.names import has_own_figures
+from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.spans import Intervalled
 from rltrace.analysis.steps import StepWindows
 from rltrace.read.removed import Total
 

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.intervals import Intervals
 from rltrace.analysis.lanes import Lane, order
-from rltrace.analysis.observations import Observations, Samples, Seen
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.samples import Samples
 from rltrace.events import BRIEF, REWARD_MEAN, TOKENS, TOKENS_PER_SECOND, Span
 
 NOT_CHOSEN, DISK_BUDGET, LEFT = "not chosen", "disk budget", "left on its host"

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.observations import Observations, Samples
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.seen.samples import Samples
 from rltrace.events import subject
 
 SAMPLED_USED, SAMPLED_RESERVED = "gpu.used_bytes", "gpu.reserved_bytes"

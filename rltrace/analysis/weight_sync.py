@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.intervals import Intervals, added_up, covered_in, cut, outside, paired, union
 from rltrace.analysis.lanes import Lane, order
-from rltrace.analysis.observations import Intervalled, Observations
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.seen.spans import Intervalled
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import EMPTY_CACHE, SYNC_STAGES
 

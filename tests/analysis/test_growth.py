@@ -19,7 +19,8 @@ from same_seen import _said
 from rltrace.analysis import growth
 from rltrace.analysis.figures import figures
 from rltrace.analysis.growth import Growth
-from rltrace.analysis.observations import _OF_READING, Observations
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.seen.seeing import OF_READING
 from rltrace.analysis.summary import losses, summarize
 from rltrace.host import clock
 from rltrace.read import cache, native
@@ -128,7 +129,7 @@ def seen(recording: Recording) -> list[Any]:
     """Return all that is kept of the processes, and what they lost."""
     found = Observations(recording)
     kept = [
-        {name: _said(value) for name, value in vars(one).items() if name not in _OF_READING} for one in found.processes
+        {name: _said(value) for name, value in vars(one).items() if name not in OF_READING} for one in found.processes
     ]
     return [kept, [one.process.threads for one in found.processes], losses(recording), found.damaged]
 

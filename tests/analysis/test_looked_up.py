@@ -13,8 +13,8 @@ from unstamped_by_looks import Unstamped as ByLooks
 
 from rltrace.analysis.looks import CONSISTENT_NS
 from rltrace.analysis.memory import _Device
-from rltrace.analysis.observations import _moved
 from rltrace.analysis.phase_times import PhaseTimes
+from rltrace.analysis.seen.span_rows import moved
 from rltrace.analysis.transactions import _joined, _Rank
 from rltrace.analysis.unstamped import Unstamped
 from rltrace.events import MAP, MEMORY_EDGE, SLEEP, UNMAP, WAKE_UPS, Span
@@ -136,4 +136,4 @@ def test_moved_bytes(pairs: list[tuple[int, int]]) -> None:
     expected = [many * (ranks - 1) // ranks if ranks else 0 for many, ranks in pairs]
     many, ranks = np.array(pairs, np.int64).T
     if all(-(2**63) <= moved < 2**63 for moved in expected):
-        assert _moved(many, ranks).tolist() == expected
+        assert moved(many, ranks).tolist() == expected

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
-from rltrace.analysis import observations
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.numbers import number
-from rltrace.analysis.observations import (
-    RESIDENT,
-    SERVED,
-    STEP_FIGURES,
-    Balances,
-    DeviceSpans,
-    EngineSteps,
-    Intervalled,
-    Seen,
-)
+from rltrace.analysis.seen import request_rows, seeing
+from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.request_rows import SERVED
+from rltrace.analysis.seen.sample_rows import RESIDENT
+from rltrace.analysis.seen.samples import Balances
+from rltrace.analysis.seen.spans import DeviceSpans, EngineSteps, Intervalled
 from rltrace.events import (
     AGENT_REQUEST,
     ALLOCATED_PEAK,
@@ -38,6 +33,7 @@ from rltrace.events import (
     SAMPLER,
     SERVER_REQUEST,
     STEP,
+    STEP_FIGURES,
     TOOLS,
     TRAJECTORIES,
     TURN,
@@ -107,7 +103,7 @@ def see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
             elif event.name == ENGINE_STEP:
                 _see_engine_step(seen.engine_steps, event, shift_ns)
     if shift_ns:
-        observations._shift(seen, shift_ns)
+        seeing.shift(seen, shift_ns)
     seen.finish()
     seen.first_ns = process.start_ns + shift_ns
     seen.last_span_ns = last_span_ns + shift_ns
@@ -206,7 +202,7 @@ def _see_trajectory(seen: Seen, span: Span, shift_ns: int) -> None:
     _see_interval(kept, span, shift_ns)
     kept.places.append(number(seen.process.key, _signed(span.thread), _signed(span.task)))
     kept.trajectories.append(_hash(args.get("trajectory")))
-    prompt = observations.sampled_prompt(args)
+    prompt = request_rows.sampled_prompt(args)
     kept.prompts.append(0 if prompt is None else number(*prompt))
     kept.are_validating.append(args.get("validate") is True)
 

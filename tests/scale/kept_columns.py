@@ -18,7 +18,7 @@ import msgspec
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.growth import packed
 from rltrace.analysis.lanes import lanes
-from rltrace.analysis.observations import _Seeing
+from rltrace.analysis.seen.seeing import Seeing
 from rltrace.host.garbage_collector import without_collection
 from rltrace.read import columns
 from rltrace.read.columns import Before
@@ -34,9 +34,9 @@ def main() -> None:
     seconds = dict.fromkeys(("read the segments", "pack what was kept", "take it back"), 0.0)
     kept_bytes = segment_bytes = records = 0
     for process in recording.processes:
-        begin = functools.partial(_Seeing, process, on_lane[process.key], line.shift_ns(process))
+        begin = functools.partial(Seeing, process, on_lane[process.key], line.shift_ns(process))
         began = time.process_time()
-        seeing = columns.fold(process, begin, _Seeing.add)
+        seeing = columns.fold(process, begin, Seeing.add)
         read = time.process_time()
         content = packed(Before(), seeing.said())
         written = time.process_time()

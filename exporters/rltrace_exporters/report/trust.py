@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rltrace.analysis.fates import having
 from rltrace.analysis.hooks import is_not_needed, made_by
 from rltrace.analysis.memory import DeviceMemory
-from rltrace.analysis.observations import Seen
+from rltrace.analysis.seen.process import Seen
 from rltrace.events import DEVICE_SPAN
 from rltrace_exporters.report.amounts import as_text, count, gibibytes, percentage
 from rltrace_exporters.report.blocks import Table, Trust, Trusts

@@ -15,7 +15,8 @@ from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.intervals import Intervals, cut, union
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.observations import Samples, Seen
+from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.samples import Samples
 from rltrace.events import SAMPLER, WAITED_FOR_PROCESSOR, subject
 
 NAME = "busy_processors"

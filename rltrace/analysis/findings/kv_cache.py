@@ -13,7 +13,7 @@ from rltrace.analysis.findings.capacity import gpus
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.programs import EXAMPLE
 from rltrace.analysis.findings.run import PerStep, Run
-from rltrace.analysis.observations import EngineSteps
+from rltrace.analysis.seen.spans import EngineSteps
 
 NAME = "kv_cache"
 KV_CACHE = "rollout.kv_cache"

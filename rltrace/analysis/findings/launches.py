@@ -13,7 +13,8 @@ from rltrace.analysis.findings.run import PerStep, Run, rows_of
 from rltrace.analysis.gpu_work import BACKWARD, FORWARD, WHOLE_BACKWARD
 from rltrace.analysis.intervals import Intervals, holding, union
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.observations import Seen, once
+from rltrace.analysis.observations import once
+from rltrace.analysis.seen.process import Seen
 
 AS_LONG = 0.9
 """Share of a forward's GPU time that its launch must take. A host that is faster by more than the 10 % by which equal

@@ -15,7 +15,7 @@ from rltrace.analysis.findings.programs import EXAMPLE
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.gpu_work import FORWARD
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.observations import values_at
+from rltrace.analysis.seen.samples import values_at
 
 NAME = "offloaded_layers"
 

@@ -25,8 +25,9 @@ from rltrace.analysis.findings.finding import (
 from rltrace.analysis.findings.programs import applicable, programs_of
 from rltrace.analysis.intervals import EMPTY, Intervals, cut, holding, total_ns, union
 from rltrace.analysis.lanes import Lane, order
-from rltrace.analysis.observations import Observations, Seen
+from rltrace.analysis.observations import Observations
 from rltrace.analysis.phases import driver_phases, lane_phases
+from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.steps import StepWindows
 from rltrace.analysis.summary import Summary
 from rltrace.analysis.weight_sync import RankSync

@@ -1,0 +1,121 @@
+"""Keeps what joins requests and trajectories, and what engines and tools did for them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rltrace.analysis.numbers import number
+from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.rows import Rows, Times, extend, groups, whole_numbers
+from rltrace.analysis.seen.spans import EngineSteps
+from rltrace.events import RAY_CALL, RAY_SUBMIT, REQUEST, Args, asked_ids, prompt_of
+from rltrace.read.columns import NO_TEXT, Columns
+
+SERVED = "generate"
+"""The method by which an agent loop asks a server for tokens, in all that are known."""
+
+
+def is_served(rows: Columns, chosen: Rows) -> NDArray[np.bool_]:
+    """Return which of some spans are of calls by which a server is asked for tokens."""
+    methods = rows.arguments["method"][chosen]
+    is_there = np.zeros(len(rows.texts) + 1, np.bool_)
+    is_there[methods] = True  # the last one is that of no text
+    is_served = np.zeros(len(is_there), np.bool_)
+    for method in np.flatnonzero(is_there[:-1]).tolist():
+        is_served[method] = rows.texts[method].rpartition(".")[2] == SERVED
+    found: NDArray[np.bool_] = is_served[methods]
+    return found
+
+
+def see_passed(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> None:
+    """Keep of spans on the way of a request what joins each with the next one; of Ray's calls those with an arrow."""
+    names = rows.name[chosen]
+    for places in groups(names):
+        name, own = rows.texts[names[places[0]]], chosen[places]
+        if name in (RAY_SUBMIT, RAY_CALL):
+            flows = [rows.flows_of(row)[0 if name == RAY_SUBMIT else 1] for row in own.tolist()]
+            own, keys = own[[bool(ends) for ends in flows]], [ends[0] for ends in flows if ends]
+            if not keys:
+                continue
+        else:
+            keys = [_request_of(row, name, rows) for row in own.tolist()]
+        kept = seen.passed[name]
+        times.put(kept, own)
+        kept.places.extend(_lanes(seen, own, rows))
+        kept.keys.extend([number(key) for key in keys])
+        if name in (RAY_SUBMIT, RAY_CALL):
+            continue
+        extend(kept.trajectories, _hashes(rows, "trajectory", own))
+        for told in ("tokens", "prompt_tokens"):
+            extend(getattr(kept, told), whole_numbers(rows, told, own, -1))
+        if name == REQUEST:
+            kept.stems.extend([number(asked_ids(key)[1]) for key in keys])
+            kept.prompts.extend([_prompt(seen, prompt_of(key)) for key in keys])
+            for told in ("queued_ns", "first_token_ns", "cached_tokens"):
+                extend(getattr(kept, told), whole_numbers(rows, told, own, -1))
+
+
+def _lanes(seen: Seen, chosen: Rows, rows: Columns) -> list[int]:
+    """Return the thread and task of some rows, as one number each."""
+    lanes = [*zip(rows.thread[chosen].tolist(), rows.task[chosen].tolist(), strict=True)]
+    number_of = {lane: number(seen.process.key, *lane) for lane in {*lanes}}
+    return [number_of[lane] for lane in lanes]
+
+
+def _hashes(rows: Columns, key: str, chosen: Rows) -> NDArray[np.int64]:
+    """Return a number for each row's text; 0 for none."""
+    texts, places = np.unique(rows.arguments[key][chosen], return_inverse=True)
+    of_text = [0 if text == NO_TEXT else number(rows.texts[text]) for text in texts.tolist()]
+    return np.array(of_text, np.int64)[places]
+
+
+def _prompt(seen: Seen, prompt: object) -> int:
+    """Return a number for what an engine's samples have in common; 0 for nothing."""
+    return 0 if prompt is None else number(seen.process.key, prompt)
+
+
+def see_trajectories(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> None:
+    """Keep trajectories."""
+    kept = seen.trajectories
+    times.put(kept, chosen)
+    kept.places.extend(_lanes(seen, chosen, rows))
+    extend(kept.trajectories, _hashes(rows, "trajectory", chosen))
+    args = [rows.args(row) for row in chosen.tolist()]
+    kept.prompts.extend([0 if (prompt := sampled_prompt(one)) is None else number(*prompt) for one in args])
+    kept.are_validating.extend([one.get("validate") is True for one in args])
+
+
+def sampled_prompt(args: Args) -> tuple[str, ...] | None:
+    """Return what the trajectories of one prompt have in common: its name, or verl's step and place in the data."""
+    if "prompt" in args:
+        return (str(args["prompt"]),)
+    return (str(args.get("step")), str(args["sample_index"])) if "sample_index" in args else None
+
+
+def see_tool_calls(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> None:
+    """Keep calls of tools."""
+    kept = seen.tool_calls
+    times.put(kept, chosen)
+    kept.places.extend(_lanes(seen, chosen, rows))
+    extend(kept.trajectories, _hashes(rows, "trajectory", chosen))
+    tools, names = rows.arguments["tool"][chosen].tolist(), rows.name[chosen].tolist()
+    for tool, name in zip(tools, names, strict=True):
+        kept.tools.append(kept.place(rows.texts[name if tool == NO_TEXT else tool]))
+
+
+def _request_of(row: int, name: str, rows: Columns) -> str:
+    """Return the id of a row's request; one without an id joins nothing."""
+    request = rows.arguments["request_id"][row]
+    return rows.texts[request] if request != NO_TEXT else str(rows.args(row).get("request_id", name))
+
+
+def see_engine_steps(kept: EngineSteps, chosen: Rows, rows: Columns, times: Times) -> None:
+    """Keep steps of an engine."""
+    times.put(kept, chosen)
+    extend(kept.running, whole_numbers(rows, "running", chosen, -1))
+    extend(kept.waiting, whole_numbers(rows, "waiting", chosen, -1))
+    for told in ("preempted", "drafted", "accepted"):
+        extend(getattr(kept, told), whole_numbers(rows, told, chosen))
+    usage = rows.arguments["kv_usage"][chosen]
+    extend(kept.kv_usage, np.where(np.isnan(usage), -1.0, usage))
