@@ -29,26 +29,29 @@ def main(arguments: list[str] | None = None) -> int:
         "--force", action="store_true", help="try untested versions of vLLM and SGLang, and GPUs others use too"
     )
     options = parser.parse_args(arguments)
+    table = Table("way", *FIGURES, box=None, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
     try:
-        config = checked(options.config, options.force)
-        Console(width=140).print(compare(config, options.rounds))
+        compare(checked(options.config, options.force), options.rounds, table)
     except RltraceError as error:
         print(f"rltrace: {error}", file=sys.stderr)
         return error.exit_code
+    finally:  # one way may take longer than anybody waits: what the others took is known
+        if table.rows:
+            Console(width=140).print(table)
     return 0
 
 
-def compare(config: Config, rounds: int) -> Table:
+def compare(config: Config, rounds: int, table: Table) -> None:
     """Start the run's processes and sync in every way.
 
     Args:
         config: The run.
         rounds: Syncs in each way, at least 2.
+        table: Gets a row for each way.
     """
     transports = ["shared_memory"] if config.device == "cpu" else ["cuda_ipc", "host_staging"]
-    table = Table("way", *FIGURES, box=None, header_style="bold")
-    for column in table.columns[1:]:
-        column.justify = "right"
     with WorkerGroup(config, run_id=uuid.uuid4().hex[:8]) as workers:
         for strategy in alternatives(transports, config.rollout.bucket_megabytes):
             if strategy.least_ranks > config.ranks:
@@ -66,7 +69,6 @@ def compare(config: Config, rounds: int) -> Table:
             figures = _figures(of_ranks)
             table.add_row(str(strategy), *figures)
             print(f"{strategy}: {figures[1]} ms", file=sys.stderr, flush=True)
-    return table
 
 
 def _figures(of_ranks: list[list[SyncStats]]) -> list[str]:
