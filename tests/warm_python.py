@@ -15,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -27,8 +28,8 @@ HERE = Path(__file__).parent
 class Warm:
     """The process that waits for programs."""
 
-    def __init__(self, module: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
+    def __init__(self, module: str, variables: Mapping[str, str] = os.environ) -> None:
+        environment = {name: value for name, value in variables.items() if not name.startswith("RLTRACE_")}
         environment |= {"OMP_NUM_THREADS": "1"}
         program = f"import sys; sys.path.append({str(HERE)!r}); import warm_python; warm_python.serve({module!r})"
         self._process = subprocess.Popen(
@@ -41,11 +42,12 @@ class Warm:
         )
 
     def run(
-        self, program: Path, environment: dict[str, str], cwd: Path, timeout_s: float
+        self, program: Path, environment: dict[str, str], cwd: Path, timeout_s: float, words: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program in a child, with this environment."""
+        """Run a program in a child, with these words and this environment."""
         out, err = cwd / "stdout", cwd / "stderr"
-        job = {"program": str(program), "environment": environment, "cwd": str(cwd), "streams": [str(out), str(err)]}
+        command, streams = [str(program), *words], [str(out), str(err)]
+        job = {"command": command, "environment": environment, "cwd": str(cwd), "streams": streams}
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(job).encode() + b"\n")
         pid = int(self._process.stdout.readline())
@@ -55,8 +57,8 @@ class Warm:
         code = int(self._process.stdout.readline())
         said = [path.read_text() for path in (out, err)]
         if is_late:
-            raise subprocess.TimeoutExpired([str(program)], timeout_s, *said)
-        return subprocess.CompletedProcess([str(program)], code, *said)
+            raise subprocess.TimeoutExpired(command, timeout_s, *said)
+        return subprocess.CompletedProcess(command, code, *said)
 
 
 warm = functools.cache(Warm)
@@ -67,9 +69,11 @@ warm = functools.cache(Warm)
 
 def serve(module: str) -> None:
     """Run what is asked for in children, one after the other; in a child, run the program and return."""
+    gc.disable()  # what is imported stays, and to look through it while it comes takes a quarter of the time
     importlib.import_module(module)
     gc.collect()
     gc.freeze()  # else the end of each child looks through all of it, and copies its pages
+    gc.enable()
     answers = os.dup(1)
     for line in iter(sys.stdin.buffer.raw.readline, b""):  # type: ignore[attr-defined]
         pid = os.fork()
@@ -81,7 +85,8 @@ def serve(module: str) -> None:
         os.write(answers, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-def _run(program: str, environment: dict[str, str], cwd: str, streams: list[str]) -> None:
+def _run(command: list[str], environment: dict[str, str], cwd: str, streams: list[str]) -> None:
+    program = command[0]
     before = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     behind = [entry for entry in sys.path if entry not in ("", str(HERE), *before)]
     os.environ.clear()
@@ -90,7 +95,7 @@ def _run(program: str, environment: dict[str, str], cwd: str, streams: list[str]
     for number, path in enumerate([os.devnull, *streams]):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
     ahead = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.argv, sys.path[:] = [program], [str(Path(program).parent), *ahead, *behind]
+    sys.argv, sys.path[:] = command, [str(Path(program).parent), *ahead, *behind]
     sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # noqa: F401 - as Python does when it starts

@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from verl_release import CACHE, HERE, RELEASES, environment
+from verl_release import CACHE, HERE, RELEASES, SETTINGS, environment
+from warm_python import Warm
 
 import rltrace
 from rltrace.events import Span
@@ -91,19 +92,38 @@ class Exercised:
         return [span for span in self.spans if span.name == name and "error" not in span.args]
 
 
-def output_of(scratch, variables, program, *words):
-    """Run a program of this folder to its end, with no hook that fails; return what it prints."""
+def output_of(scratch, variables, program):
+    """What a program of this folder prints, started on its own."""
     done = subprocess.run(
-        [sys.executable, str(HERE / program), *map(str, words)],
+        [sys.executable, str(HERE / program)],
         env=variables,
         cwd=scratch,
         capture_output=True,
         text=True,
         check=False,
     )
+    return said_by(done)
+
+
+def said_by(done):
+    """What a program printed that came to its end, with no hook that fails."""
     assert done.returncode == 0, done.stderr[-4000:]
     assert "rltrace: the hook" not in done.stderr
     return done.stdout
+
+
+@functools.cache
+def with_dependencies(folders):
+    """A Python that has imported what verl imports of these folders, which releases share."""
+    path = os.pathsep.join(map(str, (*folders, HERE)))
+    return Warm("dependencies", {**os.environ, **SETTINGS, "PYTHONPATH": path})
+
+
+def forked_output(scratch, release, program, folder):
+    """What a program of this folder prints, forked from a Python that has what the release's dependencies are."""
+    python = with_dependencies(tuple(release.folders[1:]))
+    variables = environment(release, scratch, ROOT)
+    return said_by(python.run(HERE / program, variables, scratch, timeout_s=600, words=[str(folder)]))
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +134,7 @@ def exercised(tmp_path_factory):
     def exercise(release):
         scratch = tmp_path_factory.mktemp(release.version)
         folder = scratch / "recording"
-        out = output_of(scratch, environment(release, scratch, ROOT), "exercise_hooks.py", folder)
+        out = forked_output(scratch, release, "exercise_hooks.py", folder)
         return Exercised(json.loads(out), folder)
 
     return exercise
@@ -662,7 +682,7 @@ def two_ranks(tmp_path_factory):
     def train(release):
         scratch = tmp_path_factory.mktemp(f"two-{release.version}")
         folder = scratch / "recording"
-        output_of(scratch, environment(release, scratch, ROOT), "two_ranks.py", folder)
+        forked_output(scratch, release, "two_ranks.py", folder)
         processes = sorted(Recording.open(folder).processes, key=lambda process: process.rank)
         spans = [[event for event in process.events() if isinstance(event, Span)] for process in processes]
         assert len(spans) == 2

@@ -54,6 +54,13 @@ RELEASES = (
     Release("0.9.1", vllm="0.24.0", sglang="0.5.12"),
 )
 
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Variables of every release."""
+
 
 def installed(name: str, requirements: list[str]) -> Path:
     """A folder with these packages and nothing that they depend on, made once."""
@@ -83,9 +90,7 @@ def environment(release: Release, scratch: Path, *behind: Path) -> dict[str, str
         **inherited,
         "PYTHONPATH": os.pathsep.join(map(str, path)),
         "SGLANG_VERSION": release.sglang,
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
+        **SETTINGS,
     }
 
 
