@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+import numpy as np
 import seen_by_events
 
 from rltrace.analysis.clocks import TimeLine
@@ -30,6 +31,8 @@ def _said(kept: Any) -> Any:
         return [(key, _said(value)) for key, value in kept.items()]
     if isinstance(kept, array):
         return kept.typecode, kept.tobytes()
+    if isinstance(kept, np.ndarray):
+        return kept.dtype.str, kept.shape, kept.tobytes()
     if hasattr(type(kept), "__slots__") and not hasattr(kept, "__struct_fields__"):
         slots = [name for part in type(kept).__mro__ for name in getattr(part, "__slots__", ())]
         return [(name, _said(getattr(kept, name))) for name in slots]

@@ -48,7 +48,7 @@ class EngineLoad:
         begun = np.minimum(starts + np.where(waits, requests.queued_ns, 0), ends)
         self._passed = [_Passed(instants_ns - self._base_ns) for instants_ns in (starts, begun, ends)]
         """How many requests have been queued, have begun and have ended."""
-        kept = [process.engine_steps for process in seen.processes if process.engine_steps.pairs]
+        kept = [process.engine_steps for process in seen.processes if process.engine_steps]
         at_ns = np.concatenate([np.empty(0, np.int64), *(np.array(steps.ends, np.int64) for steps in kept)])
         usage = np.concatenate([np.empty(0), *(np.array(steps.kv_usage) for steps in kept)])
         known = np.flatnonzero((at_ns != OPEN) & (usage >= 0))

@@ -151,9 +151,9 @@ def _until_the_end(samples: Samples, process: Seen) -> Samples:
 class _Process:
     """What one process said of itself, look by look."""
 
-    def __init__(self, seen: Seen, owners: list[str]) -> None:
+    def __init__(self, seen: Seen, own_looks: list[Span], owners: list[str]) -> None:
         self.last_ns = seen.last_ns
-        self.looks = looks(seen)
+        self.looks = own_looks
         ends_ns = np.array([end_ns_of(look) for look in self.looks], np.int64)
         self.rows = np.zeros((len(self.looks), len(owners)))
         for owner, samples in seen.owners.items():
@@ -201,14 +201,15 @@ class _Reading:
 
 def ledger_of_looks(processes: list[Seen]) -> Ledger | None:
     """Return a ledger with a moment for each look of a process of the device; None if nobody read a total."""
-    readings = [_Reading(look, str(seen.process.pid)) for seen in processes for look in looks(seen) if totals_of(look)]
+    looks_of = [(seen, looks(seen)) for seen in processes]
+    readings = [_Reading(look, str(seen.process.pid)) for seen, own in looks_of for look in own if totals_of(look)]
     if not readings:
         return None
     pids = {str(seen.process.pid) for seen in processes if seen.owners}
     readings.sort(key=lambda reading: reading.end_ns)
     of_all = [reading.rows_of_all(pids) for reading in readings]
     named = sorted({owner for process in processes for owner in process.owners}.union(*of_all), key=OWNERS.index)
-    known = {str(seen.process.pid): _Process(seen, named) for seen in processes if seen.owners}
+    known = {str(seen.process.pid): _Process(seen, own, named) for seen, own in looks_of if seen.owners}
     samples = {pid: process.looks for pid, process in known.items()}
     is_stamped = all(map(are_stamped, samples.values()))
     pairs = [(reading.look, reading.writer) for reading in readings]

@@ -249,6 +249,7 @@ class _Device:
         self.times_ns: list[int] = ledger.times_ns.tolist()
         self.used_bytes: list[int] = self.used.astype(np.int64).tolist()
         self.owned_bytes: list[list[int]] = ledger.bytes.astype(np.int64).tolist()
+        self._owned: dict[int, dict[str, int]] = {}
 
     def figures(self) -> DeviceMemory:
         """Return all its figures."""
@@ -292,8 +293,11 @@ class _Device:
         )
 
     def owned(self, index: int) -> dict[str, int]:
-        """Return the bytes of each owner at a moment."""
-        return dict(zip(self.ledger.owners, self.owned_bytes[index], strict=True))
+        """Return the bytes of each owner at a moment, which many boundaries and peaks share: nobody may change it."""
+        found = self._owned.get(index)
+        if found is None:
+            found = self._owned[index] = dict(zip(self.ledger.owners, self.owned_bytes[index], strict=True))
+        return found
 
     def apart(self, index: int) -> tuple[float | None, bool | None]:
         """Return how far apart in seconds the samples of a moment are, and whether it is consistent; None where nobody

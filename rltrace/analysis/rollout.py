@@ -529,7 +529,7 @@ def _reaching(windows: StepWindows, seen: Observations) -> NDArray[np.int64]:
 
 
 def _engine_steps(seen: Observations, requests: EngineRequests) -> _EngineSteps:
-    kept = [(process.lane, process.engine_steps) for process in seen.processes if process.engine_steps.pairs]
+    kept = [(process.lane, process.engine_steps) for process in seen.processes if process.engine_steps]
     place = {lane: number for number, lane in enumerate(requests.engines)}
     counts = [len(steps.starts) for _, steps in kept]
     engine = np.repeat(np.array([place.get(lane, -1) for lane, _ in kept], np.intp), counts)

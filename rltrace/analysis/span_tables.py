@@ -39,12 +39,12 @@ class SpanTable:
     def __init__(self, seen: Observations, kept_of: Callable[[Seen], Intervalled | None]) -> None:
         """Put the spans together that each process has of the kind, if it has any."""
         found = [(number, kept_of(process)) for number, process in enumerate(seen.processes)]
-        having = [(number, kept) for number, kept in found if kept is not None and kept.pairs]
+        having = [(number, kept) for number, kept in found if kept]
         self._kept = [kept for _, kept in having]
         self.starts, self.ends = self.column("starts"), self.column("ends")
         self.until = np.where(self.ends == OPEN, np.iinfo(np.int64).max, self.ends)
         self.process = np.repeat(
-            np.array([number for number, _ in having], np.int64), [len(kept.starts) for kept in self._kept]
+            np.array([number for number, _ in having], np.int64), [len(kept) for kept in self._kept]
         )
         """The place of each one's process."""
 

@@ -81,7 +81,7 @@ class Trajectories:
 
     def _calls(self, seen: Observations) -> tuple[Calls, list[str]]:
         spans = SpanTable(seen, lambda process: process.tool_calls)
-        kept = [process.tool_calls for process in seen.processes if process.tool_calls.pairs]
+        kept = [process.tool_calls for process in seen.processes if process.tool_calls]
         names = sorted(set(chain.from_iterable(of.names for of in kept)))
         places = [np.array([names.index(name) for name in of.names], np.int64)[np.array(of.tools)] for of in kept]
         tool = np.concatenate([np.empty(0, np.int64), *places])

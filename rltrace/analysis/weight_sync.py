@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from rltrace.analysis.intervals import Intervals, added_up, covered_in, cut, outside, paired, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Observations
-from rltrace.analysis.seen.spans import Intervalled
+from rltrace.analysis.seen.spans import Intervalled, Stages
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import EMPTY_CACHE, SYNC_STAGES
 
@@ -69,8 +68,8 @@ class _Columns:
 
     def __init__(self, kept: list[Intervalled], until_ns: int) -> None:
         self.rows: Intervals = np.concatenate([columns.rows(until_ns) for columns in kept])
-        self.bytes = np.concatenate([_filled(columns.bytes, columns) for columns in kept])
-        self.tensors = np.concatenate([_filled(columns.tensors, columns) for columns in kept])
+        self.bytes = np.concatenate([_filled("bytes", columns) for columns in kept])
+        self.tensors = np.concatenate([_filled("tensors", columns) for columns in kept])
 
     def keep_inside(self, windows: Intervals) -> None:
         """Leave out what lies in no window; they are disjoint and in order."""
@@ -78,9 +77,9 @@ class _Columns:
         self.bytes, self.tensors = self.bytes[row], self.tensors[row]
 
 
-def _filled(column: array[int], spans: Intervalled) -> NDArray[np.int64]:
+def _filled(column: str, spans: Intervalled) -> NDArray[np.int64]:
     """Return one number a span: 0 for those that were kept without."""
-    return np.array(column, np.int64) if column else np.zeros(len(spans.starts), np.int64)
+    return np.array(getattr(spans, column), np.int64) if isinstance(spans, Stages) else np.zeros(len(spans), np.int64)
 
 
 class _Part(NamedTuple):

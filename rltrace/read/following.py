@@ -285,7 +285,7 @@ class Follower:
         for process in everyone:
             process.of_engine = of_engines.get(process.key)
         if not self._is_marked:
-            marks = unmarked.markers({process.key: process.hooks for process in everyone})
+            marks = unmarked.markers({process.key: process.hook_lines for process in everyone})
             for process in everyone:
                 process.mark = marks[process.key]
 

@@ -52,8 +52,6 @@ class Process:
         self._aligned_to: Domain = ("", "")
         self.mark: unmarked.Mark | None = None
         """What tells its automatic spans by their names, where its records do not."""
-        self.hooks: list[dict[str, Any]] = []
-        """Its hooks as last reported, each with `fired`, and with `spent_ns`, which is None if nobody asked for it."""
         self._own_end_ns: int | None = None
         self._own_gone_ns: int | None = None
         self._own_left_ns: int | None = None
@@ -481,11 +479,20 @@ class Process:
         missing = max(self._line_numbers, default=-1) + 1 - len(self._line_numbers)
         # A damaged line is one of the missing ones, if lines are numbered.
         self.damaged_lines = max(self._unreadable_lines, missing, 0 if self._has_said_who else 1)
-        self.hooks = [
+        return kinds
+
+    @property
+    def hook_lines(self) -> list[dict[str, Any]]:
+        """What it says of its hooks, without how often they fired."""
+        return [*self._hook_lines.values()]
+
+    @property
+    def hooks(self) -> list[dict[str, Any]]:
+        """Its hooks as last reported, each with `fired`, and with `spent_ns`, which is None if nobody asked for it."""
+        return [
             {**hook, "fired": self._count(hook["slot"]), "spent_ns": self._count(COUNT_SLOTS + hook["slot"]) or None}
             for hook in self._hook_lines.values()
         ]
-        return kinds
 
     def _read_line(self, kind: str, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
         if kind == "process":

@@ -146,7 +146,7 @@ class Recording:
         for process in found:
             process.complete(found, self.manifest)
         if self.manifest["version"] < MARKED_SINCE:
-            mark = unmarked.markers({process.key: process.hooks for process in found if process.is_identified})
+            mark = unmarked.markers({process.key: process.hook_lines for process in found if process.is_identified})
             for process in found:
                 process.mark = mark.get(process.key)
         of_engines = engines.places(process for process in found if process.is_identified)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any, TypeGuard
+
+import numpy as np
 
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.lanes import Lane
@@ -10,9 +13,10 @@ from rltrace.analysis.numbers import number
 from rltrace.analysis.seen import request_rows, seeing
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.request_rows import SERVED
+from rltrace.analysis.seen.rows import extend
 from rltrace.analysis.seen.sample_rows import RESIDENT
 from rltrace.analysis.seen.samples import Balances
-from rltrace.analysis.seen.spans import DeviceSpans, EngineSteps, Intervalled
+from rltrace.analysis.seen.spans import DeviceSpans, EngineSteps, Intervalled, Stages
 from rltrace.events import (
     AGENT_REQUEST,
     ALLOCATED_PEAK,
@@ -124,6 +128,7 @@ def _kept_whole(seen: Seen, span: Span) -> list[Span] | None:
     if not span.is_automatic:
         return None
     if name == MEMORY_EDGE:
+        assert isinstance(seen.looks, list)
         return seen.looks
     if name == ALLOCATIONS_KEPT:
         return seen.allocations_kept
@@ -143,14 +148,15 @@ def _see_message(messages: dict[tuple[str, str], tuple[int, str]], span: Span, e
 
 
 def _see_interval(kept: Intervalled, span: Span, shift_ns: int) -> None:
+    assert isinstance(kept.pairs, array)
     kept.pairs.extend((span.start_ns + shift_ns, OPEN if span.end_ns is None else span.end_ns + shift_ns))
     kept.has_open |= span.end_ns is None
 
 
-def _see_stage(kept: Intervalled, span: Span, shift_ns: int) -> None:
+def _see_stage(kept: Stages, span: Span, shift_ns: int) -> None:
     _see_interval(kept, span, shift_ns)
-    kept.bytes.append(int(span.args.get("bytes", 0)))
-    kept.tensors.append(int(span.args.get("tensors", 0)))
+    extend(kept.bytes, np.array([int(span.args.get("bytes", 0))]))
+    extend(kept.tensors, np.array([int(span.args.get("tensors", 0))]))
 
 
 def _see_device_span(kept: DeviceSpans, span: Span, shift_ns: int) -> None:
@@ -158,10 +164,10 @@ def _see_device_span(kept: DeviceSpans, span: Span, shift_ns: int) -> None:
     args = span.args
     ranks = int(args.get("ranks", 0))
     # A rank has its own part of a collective already.
-    kept.moved_bytes.append(int(args.get("bytes", 0)) * (ranks - 1) // ranks if ranks else 0)
-    kept.queued_ns.append(int(args.get("queued_ns", 0)))
-    kept.behind_ns.append(int(args.get("behind_host_ns", 0)))
-    kept.of_part.append(bool(args.get("module")))
+    extend(kept.moved_bytes, np.array([int(args.get("bytes", 0)) * (ranks - 1) // ranks if ranks else 0]))
+    extend(kept.queued_ns, np.array([int(args.get("queued_ns", 0))]))
+    extend(kept.behind_ns, np.array([int(args.get("behind_host_ns", 0))]))
+    extend(kept.of_part, np.array([bool(args.get("module"))]))
     kept.largest_error_ns = max(kept.largest_error_ns, int(args.get("error_ns", 0)))
 
 

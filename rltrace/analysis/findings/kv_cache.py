@@ -51,7 +51,7 @@ class Waits(NamedTuple):
 
 def judge(run: Run) -> list[Finding]:
     """Price the time in which requests wait for room; if the cache is far too large, tell its bytes."""
-    kept = [process.engine_steps for process in run.seen.processes if process.engine_steps.pairs]
+    kept = [process.engine_steps for process in run.seen.processes if process.engine_steps]
     inside = [run.step_of(np.array(steps.starts, np.int64)) >= 0 for steps in kept]
     usage = _joined([np.array(steps.kv_usage) for steps in kept], inside)
     if not (usage >= 0).any():

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from collections.abc import Iterator
-
-import numpy as np
+from typing import Any
 
 from rltrace.analysis.lanes import Lane
+from rltrace.analysis.seen.compact import CompactSpans, compact_spans, together
 from rltrace.analysis.seen.samples import Balances, Samples
-from rltrace.analysis.seen.spans import DeviceSpans, EngineSteps, Forwards, Intervalled, Passed, ToolCalls, Trajectories
+from rltrace.analysis.seen.spans import (
+    DeviceSpans,
+    EngineSteps,
+    Forwards,
+    Intervalled,
+    Passed,
+    Stages,
+    ToolCalls,
+    Trajectories,
+)
 from rltrace.events import Span
 from rltrace.read.recording import Process
 
@@ -35,7 +43,7 @@ class Seen:
         self.phases: defaultdict[str, Intervalled] = defaultdict(Intervalled)
         self.inferred: dict[tuple[str, str], None] = {}
         """Names of steps and phases that were inferred, each with the reason."""
-        self.stages: defaultdict[str, Intervalled] = defaultdict(Intervalled)
+        self.stages: defaultdict[str, Stages] = defaultdict(Stages)
         self.device_spans: defaultdict[str, DeviceSpans] = defaultdict(DeviceSpans)
         """Spans by kind of work: their names after `gpu.`."""
         self.owners: defaultdict[str, Samples] = defaultdict(Samples)
@@ -59,7 +67,7 @@ class Seen:
         `balances`."""
         self.allocations_kept: list[Span] = []
         """Spans in which every allocation is in `balances`."""
-        self.looks: list[Span] = []
+        self.looks: list[Span] | CompactSpans = []
         """When it measured what it owns, at phase boundaries and in between, with the totals that it read."""
         self.moves: list[Span] = []
         """Sleeps and wake-ups, and the mappings inside them."""
@@ -92,22 +100,17 @@ class Seen:
                     yield one
 
     def finish(self) -> None:
-        """Put the samples of each counter in order, and keep numbers of the GPU's work in as few bytes as they take."""
+        """Put the samples of each counter in order, and what there is much of into as few bytes as it takes."""
         by_name = (self.owners, self.on_host, self.pinned, self.figures, self.sampled)
         named = (samples for of_kind in by_name for samples in of_kind.values())
         for samples in (*named, self.resident, self.used, self.allocated_peak, self.reserved):
             samples.sort()
-        for work in self.device_spans.values():
-            work.moved_bytes, work.queued_ns, work.behind_ns = map(
-                _narrowed, (work.moved_bytes, work.queued_ns, work.behind_ns)
-            )
-
-
-def _narrowed(column: array[int]) -> array[int]:
-    """Return whole numbers in as few bytes as the largest takes."""
-    if not column:
-        return column
-    values = np.frombuffer(column, np.int64)
-    least, most = int(values.min()), int(values.max())
-    code = next(code for code in "bhiq" if np.iinfo(code).min <= least and most <= np.iinfo(code).max)
-    return array(code, values.astype(code).tobytes())
+        assert isinstance(self.looks, list)
+        places: list[tuple[Any, str]] = [place for kept in self.intervalled() for place in kept.compacted()]
+        looks = compact_spans(self.looks)
+        if looks is not None:
+            self.looks = looks
+            places.append((looks, "content"))
+        columns = together([getattr(of, name) for of, name in places])
+        for (of, name), column in zip(places, columns, strict=True):
+            setattr(of, name, column)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.intervals import paired
+from rltrace.analysis.seen.compact import CompactPairs
 from rltrace.analysis.seen.spans import Intervalled
 from rltrace.read.columns import MISSING, NO_TEXT, OPEN, Columns
 
@@ -31,8 +32,9 @@ class Times:
         extend(kept.pairs, paired(self.starts_ns[chosen], ends_ns))
 
 
-def extend(kept: array[Any], values: NDArray[Any]) -> None:
-    """Append numbers to a column."""
+def extend(kept: array[Any] | NDArray[Any] | CompactPairs, values: NDArray[Any]) -> None:
+    """Append numbers to a column that may still grow."""
+    assert isinstance(kept, array)
     kept.frombytes(np.ascontiguousarray(values, kept.typecode).view(np.uint8).data)
 
 

@@ -24,7 +24,7 @@ from rltrace.analysis.seen.names import (
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.request_rows import is_served, see_engine_steps, see_passed, see_tool_calls, see_trajectories
 from rltrace.analysis.seen.rows import Rows, Times, by_method, by_name, extend, whole_numbers
-from rltrace.analysis.seen.spans import NEVER_NS, DeviceSpans, Intervalled
+from rltrace.analysis.seen.spans import NEVER_NS, DeviceSpans, Stages
 from rltrace.events import ALLOCATIONS_KEPT, DEVICE_TIME, MEMORY_EDGE, MEMORY_MOVES, Span
 from rltrace.read.columns import NO_TEXT, OPEN, Columns
 
@@ -94,6 +94,7 @@ def _place_of(seen: Seen, span: Span) -> list[Span]:
     if span.name in MEMORY_MOVES:
         return seen.moves
     if span.name == MEMORY_EDGE:
+        assert isinstance(seen.looks, list)
         return seen.looks
     return seen.allocations_kept if span.name == ALLOCATIONS_KEPT else seen.out_of_memory
 
@@ -131,7 +132,7 @@ def _see_message(
             messages[key] = end_ns, message
 
 
-def _see_stages(kept: Intervalled, chosen: Rows, rows: Columns, times: Times) -> None:
+def _see_stages(kept: Stages, chosen: Rows, rows: Columns, times: Times) -> None:
     times.put(kept, chosen)
     extend(kept.bytes, whole_numbers(rows, "bytes", chosen))
     extend(kept.tensors, whole_numbers(rows, "tensors", chosen))

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.intervals import EMPTY, Intervals
+from rltrace.analysis.seen.compact import MANY, CompactPairs, compact_pairs, narrowed
 from rltrace.read.columns import OPEN
 
 NEVER_NS = 1 << 63
 
 
-class Intervalled:
-    """Spans of one name, as columns: 16 bytes per span, 32 if their bytes and tensors count."""
+Column: TypeAlias = "array[int] | NDArray[Any]"
+"""An array while rows are added, then in as few bytes as they take."""
 
-    __slots__ = ("bytes", "has_open", "over_ns", "pairs", "tensors")
+
+class Intervalled:
+    """Spans of one name, as columns: 16 bytes per span, 8 of many short ones."""
+
+    __slots__ = ("has_open", "over_ns", "pairs")
+
+    NARROWED: ClassVar[tuple[str, ...]] = ()
+    """The columns that are kept in as few bytes as they take."""
 
     def __init__(self) -> None:
-        self.pairs = array("q")
+        self.pairs: array[int] | CompactPairs = array("q")
         """The start and the end of each, in turn."""
         self.has_open = False
         self.over_ns = NEVER_NS
         """When the process was over; nothing is open after it."""
-        self.bytes = array("q")
-        self.tensors = array("q")
+
+    def __len__(self) -> int:
+        return len(self.pairs) if isinstance(self.pairs, CompactPairs) else len(self.pairs) // 2
 
     @property
     def starts(self) -> NDArray[np.int64]:
@@ -39,9 +50,11 @@ class Intervalled:
 
     @property
     def _rows(self) -> Intervals:
-        """The memory of `pairs` itself: nobody may change it."""
+        """The memory of `pairs` itself, if it is there as rows: nobody may change it."""
         if not self.pairs:
             return EMPTY
+        if isinstance(self.pairs, CompactPairs):
+            return self.pairs.rows()
         rows = np.frombuffer(self.pairs, np.int64).reshape(-1, 2)
         rows.flags.writeable = False
         return rows
@@ -59,20 +72,47 @@ class Intervalled:
         rows = self._rows
         return rows[rows[:, 1] != OPEN] if self.has_open else rows
 
+    def compacted(self) -> Iterator[tuple[Any, str]]:
+        """Put numbers into as few bytes as they take, when nothing is added any more; yield where long columns are."""
+        assert isinstance(self.pairs, array)
+        pairs = compact_pairs(self.pairs)
+        if pairs is not None:
+            self.pairs = pairs
+            yield pairs, "offsets"
+        if len(self) >= MANY:
+            for name in self.NARROWED:
+                setattr(self, name, narrowed(getattr(self, name)))
+                yield self, name
 
-class DeviceSpans(Intervalled):
-    """Spans of one kind of work on a GPU's streams, as columns: 41 bytes per span."""
 
-    __slots__ = ("behind_ns", "largest_error_ns", "moved_bytes", "of_part", "queued_ns")
+class Stages(Intervalled):
+    """Spans of one stage of a weight sync, as columns."""
+
+    __slots__ = ("bytes", "tensors")
+
+    NARROWED = ("bytes", "tensors")
 
     def __init__(self) -> None:
         super().__init__()
-        self.behind_ns = array("q")
+        self.bytes: Column = array("q")
+        self.tensors: Column = array("q")
+
+
+class DeviceSpans(Intervalled):
+    """Spans of one kind of work on a GPU's streams, as columns: about 20 bytes per span."""
+
+    __slots__ = ("behind_ns", "largest_error_ns", "moved_bytes", "of_part", "queued_ns")
+
+    NARROWED = ("moved_bytes", "queued_ns", "behind_ns", "of_part")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.behind_ns: Column = array("q")
         """How long before its beginning the host had launched it."""
-        self.moved_bytes = array("q")
+        self.moved_bytes: Column = array("q")
         """Bytes of a collective: to a rank, or from it."""
-        self.queued_ns = array("q")
-        self.of_part = array("b")
+        self.queued_ns: Column = array("q")
+        self.of_part: Column = array("b")
         """1 for a module inside of the model."""
         self.largest_error_ns = 0
 

@@ -1,0 +1,132 @@
+"""Columns in as few bytes as they take, when nothing is added to them any more."""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rltrace.analysis.intervals import Intervals
+from rltrace.events import Span
+from rltrace.read.columns import OPEN
+
+MANY = 128
+"""Fewer rows stay as they are: to spread them again would take longer than to read them."""
+
+FEW = 16
+"""Fewer spans stay as they are."""
+
+WORTH_BYTES = 1 << 16
+"""Fewer bytes do not get pages of their own."""
+
+_BLOCK_NS = 1 << 31
+"""A block of time. What begins in one and takes no longer than that ends within 32 bits of its beginning."""
+_OPEN = (1 << 32) - 1
+"""The offset of an end that there is none of."""
+
+
+class CompactPairs:
+    """Starts and ends in 8 bytes a row instead of 16: each counts from the beginning of a block of time."""
+
+    __slots__ = ("blocks", "firsts", "offsets")
+
+    def __init__(self, offsets: NDArray[np.uint32], blocks: NDArray[np.int64], firsts: NDArray[np.intp]) -> None:
+        self.offsets = offsets
+        """Nanoseconds since the block began, of each start and end."""
+        self.blocks = blocks
+        """When the block of some rows in succession begins."""
+        self.firsts = firsts
+        """The first of these rows."""
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def rows(self) -> Intervals:
+        """Return the starts and ends as they were."""
+        rows = self.offsets.astype(np.int64)
+        rows += np.repeat(self.blocks, np.diff(self.firsts, append=len(rows)))[:, None]
+        if self.offsets[:, 1].max() == _OPEN:
+            rows[self.offsets[:, 1] == _OPEN, 1] = OPEN
+        return rows
+
+
+def compact_pairs(pairs: array[int]) -> CompactPairs | None:
+    """Return the same in half as many bytes; None of a few rows, and of spans that take seconds."""
+    if len(pairs) < 2 * MANY:
+        return None
+    rows = np.frombuffer(pairs, np.int64).reshape(-1, 2)
+    blocks = rows[:, 0] & -_BLOCK_NS
+    firsts = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
+    if 4 * len(firsts) > len(rows):
+        return None
+    offsets = rows - blocks[:, None]
+    is_open = rows[:, 1] == OPEN
+    offsets[is_open, 1] = 0
+    if offsets.min() < 0 or offsets.max() >= _OPEN:
+        return None
+    offsets[is_open, 1] = _OPEN
+    return CompactPairs(offsets.astype(np.uint32), blocks[firsts], firsts)
+
+
+class CompactSpans:
+    """Spans with all their arguments, encoded: each is made anew when it is asked for."""
+
+    __slots__ = ("content",)
+
+    def __init__(self, content: NDArray[np.uint8]) -> None:
+        self.content = content
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(_SPANS.decode(self.content.data))
+
+
+def compact_spans(spans: list[Span]) -> CompactSpans | None:
+    """Return the same in a fifth of the bytes; None of a few, and of what would not be the same afterwards."""
+    if len(spans) < FEW:
+        return None
+    try:
+        encoded = _ENCODER.encode(spans)
+        is_same = _SPANS.decode(encoded) == spans
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError):
+        return None
+    return CompactSpans(np.frombuffer(encoded, np.uint8)) if is_same else None
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_SPANS = msgspec.msgpack.Decoder(list[Span])
+
+
+def narrowed(column: array[int]) -> NDArray[Any]:
+    """Return whole numbers, of which there are some, in as few bytes as the largest takes."""
+    values = np.frombuffer(column, column.typecode)
+    least, most = int(values.min()), int(values.max())
+    code = next(code for code in "bhiq" if np.iinfo(code).min <= least and most <= np.iinfo(code).max)
+    return values.astype(code)
+
+
+def together(columns: Iterable[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Return columns that lie side by side, apart from memory that is taken and given back all the time.
+
+    What stays for long between what goes at once would keep much more memory taken than it has itself.
+    """
+    given = [np.ascontiguousarray(column) for column in columns]
+    sizes = [(column.nbytes + 7) // 8 * 8 for column in given]
+    if sum(sizes) < WORTH_BYTES:
+        return given
+    try:
+        block = mmap.mmap(-1, sum(sizes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # there are as many already as a process may have
+        return given
+    kept, at = [], 0
+    for column, size in zip(given, sizes, strict=True):
+        own = np.frombuffer(block, column.dtype, column.size, at).reshape(column.shape)
+        own[...] = column
+        own.flags.writeable = False
+        kept.append(own)
+        at += size
+    return kept
