@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from rltrace.dependencies import put_installed_first
+from rltrace.host.garbage_collector import without_collection
 
 
 def main(prog_name: str | None = None) -> None:
     """Run it; what the user's program has under the name of a package that we need is not for us."""
     put_installed_first()
-    from rltrace.cli import main
+    with without_collection():  # what is imported stays
+        from rltrace.cli import main
 
     main(prog_name=prog_name)
 

@@ -42,7 +42,7 @@ PUBLIC = {"rltrace": {"record", "hooks", "instrument", "read", "frames"}}
 """`import rltrace` gathers what users call."""
 
 DOORS = {
-    "rltrace.__main__": {"cli"},
+    "rltrace.__main__": {"host", "cli"},
     "rltrace.verl_plugin": {"instrument"},
     "rltrace.sampler": {"run"},
     "rltrace.otlp": {"run"},

@@ -44,7 +44,6 @@ from rltrace.cli.summary import summary
 from rltrace.cli.view import view
 from rltrace.cli.why import why
 from rltrace.errors import OutputError, RltraceError
-from rltrace.read import native
 from rltrace.record.announcement import complain
 
 DEBUG_VARIABLE = "RLTRACE_DEBUG"
@@ -100,6 +99,8 @@ VERSION_HELP = "Show the version, what decodes segments, and what is installed o
 
 def _show_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked and not context.resilient_parsing:
+        from rltrace.read import native  # it takes numpy
+
         echo(f"rltrace, version {metadata.version(extras.DISTRIBUTION)}")
         echo(f"segments are decoded {native.decoder()}", *extras.lines())
         context.exit()
