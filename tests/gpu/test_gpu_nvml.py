@@ -78,6 +78,7 @@ import torch
 from rltrace.record import lifecycle
 from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace.instrument.memory.growth import Growth
+from rltrace_reference.device_memory import DeviceMemory
 from rltrace_reference.worker import Worker
 
 class Actor:
@@ -89,13 +90,16 @@ class Actor:
         growth.end(before_bytes)
         torch.empty({512 * MIB}, dtype=torch.uint8, device="cuda")  # freed at once, and kept by the allocator
 
-    def offload(self):
+    def onload(self, optimizer):
+        pass
+
+    def offload(self, changed):
         pass
 
 lifecycle.identify(role="worker", rank=0)
 torch.ones(1, device="cuda")
 worker = Worker.__new__(Worker)  # of which an update alone is needed: the phase `actor.update`
-worker.actor = Actor()
+worker.actor, worker.memory = Actor(), DeviceMemory(None)
 worker.update([], 0)
 """
 

@@ -27,6 +27,7 @@ import pynvml
 import torch
 import rltrace
 from rltrace.record import lifecycle
+from rltrace_reference.device_memory import DeviceMemory
 from rltrace_reference.worker import Worker
 
 lifecycle.identify(role="worker", rank=0)
@@ -42,7 +43,10 @@ class Actor:
     def update(self, batch, step):
         self.kept.append(torch.empty(self.size_bytes, dtype=torch.uint8, device="cuda"))
 
-    def offload(self):
+    def onload(self, optimizer):
+        pass
+
+    def offload(self, changed):
         pass
 
 engine = subprocess.Popen([sys.executable, sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -53,7 +57,7 @@ def ask(*words):
     return pickle.load(engine.stdout)
 
 worker = Worker.__new__(Worker)  # of which an update alone is needed: the phase `actor.update`
-worker.actor = Actor()
+worker.actor, worker.memory = Actor(), DeviceMemory(None)
 ask("start")
 ask("allocate", "kv_cache", {KV_CACHE_BYTES})
 for step in range({UPDATES}):
