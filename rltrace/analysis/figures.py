@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
 from rltrace import plugins
 from rltrace.analysis.findings import Why, why
+from rltrace.analysis.observations import Observations
 from rltrace.analysis.selected import selected
-from rltrace.analysis.summary import Summary, analyse
+from rltrace.analysis.steps import StepWindows
+from rltrace.analysis.summary import Analysed, Summary, analyse
 from rltrace.host.garbage_collector import without_collection
 from rltrace.read.cache import Cache
 from rltrace.read.recording import Recording
@@ -45,6 +48,28 @@ def figures(recording: Recording, selection: Selection = ALL) -> Figures:
     with without_collection():
         is_kept = selection == ALL and plugins.findings() == plugins.FINDINGS  # nobody knows when others' code changes
         return _kept(recording) if is_kept else _made(selected(recording, selection, whole_steps=True))
+
+
+class Read(NamedTuple):
+    """A whole Recording that was read, with its figures."""
+
+    analysed: Analysed
+    why: Why
+    damaged: list[str]
+    """Files of the cache that could not be used, because they are damaged."""
+
+
+def read(recording: Recording) -> Read:
+    """Read a whole Recording, for those who need more of it than figures; these are not computed again if they were
+    kept, and nobody has changed the Recording since."""
+    cache = Cache(recording, NAME)
+    content = cache.load() if cache.is_worth_it and plugins.findings() == plugins.FINDINGS else None
+    if content is None:
+        analysed = analyse(recording)
+        return Read(analysed, why(analysed), [*cache.damaged, *analysed.seen.damaged])
+    found = msgspec.msgpack.decode(content, type=_Kept)
+    seen = Observations(recording)
+    return Read(Analysed(seen, StepWindows(seen), found.summary), found.why, [*cache.damaged, *seen.damaged])
 
 
 def _made(recording: Recording, damaged: list[str] | None = None) -> Figures:

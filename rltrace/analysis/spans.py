@@ -77,24 +77,27 @@ def _figures(
     seen: Observations,
     windows: StepWindows,
 ) -> SpanFigures:
-    lengths_ns = [rows[:, 1] - rows[:, 0] for rows in (kept.ended() for _, kept in members)]
-    removed = sum(totals.values(), Total(0, 0, 0))
-    covered = [(process.lane, kept.rows(seen.open_until_ns(process))) for process, kept in members]
-    ended = sum(map(len, lengths_ns))
-    count = ended + removed.many
-    seconds = (sum(int(of.sum()) for of in lengths_ns) + removed.total_ns) / 1e9
-    longest_ns = max([removed.longest_ns, *(int(of.max()) for of in lengths_ns if len(of))])
+    total = sum(totals.values(), Total(0, 0, 0))
+    of_lane: dict[Lane, list[tuple[Seen, Intervalled]]] = {}
+    for process, kept in members:
+        of_lane.setdefault(process.lane, []).append((process, kept))
+    shares: list[float] = []
+    for lane, own in of_lane.items():  # one after the other: the rows of all may be many
+        rows = [(kept, kept.rows(seen.open_until_ns(process))) for process, kept in own]
+        total = sum((_total(kept.ended() if kept.has_open else of) for kept, of in rows), total)
+        shares += _share(lane, [of for _, of in rows], windows)
+    seconds = total.total_ns / 1e9
     return SpanFigures(
         name=name,
         method=method,
         role=role,
         processes=len({process.process.key for process, _ in members} | totals.keys()),
-        count=count,
-        open=sum(len(rows) for _, rows in covered) - ended,
+        count=total.many,
+        open=sum(len(kept) - len(kept.ended()) for _, kept in members if kept.has_open),
         seconds=seconds,
-        mean_seconds=seconds / count if count else None,
-        max_seconds=float(longest_ns) / 1e9 if count else None,
-        share=_share(covered, windows),
+        mean_seconds=seconds / total.many if total.many else None,
+        max_seconds=float(total.longest_ns) / 1e9 if total.many else None,
+        share=fmean(shares) if shares else None,
     )
 
 
@@ -109,14 +112,14 @@ def _totals(seen: Observations, *, of_hooks: bool) -> dict[tuple[str, str | None
     return found
 
 
-def _share(members: list[tuple[Lane, Intervals]], windows: StepWindows) -> float | None:
-    of_lane: dict[Lane, list[Intervals]] = {}
-    for lane, spans in members:
-        of_lane.setdefault(lane, []).append(spans)
-    shares = []
-    for lane, rows in of_lane.items():
-        own = windows.of(lane)
-        counted = own.windows[own.steady] if own.spans else own.windows
-        if whole_ns := total_ns(counted):
-            shares.append(total_ns(cut(union(*rows), counted)[0]) / whole_ns)
-    return fmean(shares) if shares else None
+def _total(ended: Intervals) -> Total:
+    lengths_ns = ended[:, 1] - ended[:, 0]
+    return Total(len(ended), int(lengths_ns.sum()), int(lengths_ns.max(initial=0)))
+
+
+def _share(lane: Lane, rows: list[Intervals], windows: StepWindows) -> list[float]:
+    """Return in which share of its steps a lane had one of its spans open; nothing if it has no step."""
+    own = windows.of(lane)
+    counted = own.windows[own.steady] if own.spans else own.windows
+    whole_ns = total_ns(counted)
+    return [total_ns(cut(union(*rows), counted)[0]) / whole_ns] if whole_ns else []

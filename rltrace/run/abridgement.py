@@ -38,6 +38,22 @@ WORTH = 0.9
 ALWAYS_NS = 1 << 62
 
 
+class Given(NamedTuple):
+    """What is given of some processes."""
+
+    is_brief: bool
+    """Whether something was left out."""
+    unrelated: int
+    """How many processes are given whole because nobody read their clock, so that nobody knows when their steps were.
+    """
+
+    def __add__(self, other: Any) -> Given:
+        return Given(self.is_brief or other.is_brief, self.unrelated + other.unrelated)
+
+
+NOTHING = Given(is_brief=False, unrelated=0)
+
+
 class StepRow(NamedTuple):
     """A step, by the clock of the run."""
 
@@ -46,34 +62,41 @@ class StepRow(NamedTuple):
     end_ns: int | None
 
 
-def abridge(process: Process, steps: Steps, chosen: Numbers, into: Path, as_segments: Set[str] = frozenset()) -> None:
-    """Write what is given of a process into a folder.
+def abridge(
+    process: Process, steps: Steps | None, chosen: Numbers, into: Path, as_segments: Set[str] = frozenset()
+) -> Given:
+    """Write what is given of a process into a folder, and return what that is.
+
+    What nobody closed, because its process was killed or goes on, is given as all else is, however little there is
+    of it.
 
     Args:
         process: As its host has it.
-        steps: Of the run, by the process's clock.
+        steps: Of the run, by the process's clock; None if nobody read that: all of it is given.
         chosen: Which of them are given whole.
         into: The folder, which is made.
-        as_segments: Names of segments that are given whole and as files, because they are whole where they go, or
-            were not closed.
+        as_segments: Names of segments that are given whole and as files, because they are whole where they go.
     """
     into.mkdir(parents=True)
-    whole = whole_windows(steps, chosen)
+    given = NOTHING if steps is not None else Given(is_brief=False, unrelated=1)
+    whole = whole_windows(steps, chosen) if steps is not None else ()
     form = Form.SAMPLER if process.role == SAMPLER else Form.PROGRAM
     for number, names in _files(process.segment_names):
         some: list[Packed] = []
         for name in names:
             with contextlib.suppress(OSError):  # dropped a moment ago, or damaged: its seal tells that it is missing
                 content = process.segment(name)
-                if name in as_segments or not is_final(process, name, checksum.of_bytes(content)):
+                if name in as_segments or _changed(process, name, content):
                     (into / name).write_bytes(content.rstrip(b"\0"))
                 else:
                     some.append(_given(process, name, content, steps, form, whole))
         if some:
             packed.write(into, some, f"{number:06d}{GIVEN}")
+            given += Given(any(one.lacks for one in some), 0)
     for file in (COUNTS, removed.FILE, LINES):
         with contextlib.suppress(FileNotFoundError):
             (into / file).write_bytes(regular_file.read(process.folder / file, process.limits))
+    return given
 
 
 def whole_windows(steps: Steps, chosen: Numbers) -> Windows:
@@ -97,11 +120,21 @@ def _files(names: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
     yield from of_file.items()
 
 
-def _given(process: Process, name: str, content: bytes, steps: Steps, form: Form, whole: Windows) -> Packed:
+def _changed(process: Process, name: str, content: bytes) -> bool:
+    """Return whether a segment is not as somebody said that it is, which only all of it tells."""
+    is_said = process.seal(name) is not None or name in process.removed.segments
+    return is_said and not is_final(process, name, checksum.of_bytes(content))
+
+
+def _given(process: Process, name: str, content: bytes, steps: Steps | None, form: Form, whole: Windows) -> Packed:
     """Return a segment as it is given."""
-    lacked = _lacked(process, name)
+    lacked, is_closed = _lacked(process, name), is_final(process, name, checksum.of_bytes(content))
+    if not is_closed:
+        content = content.rstrip(b"\0")  # the room behind its last record
+    if steps is None:
+        return Packed(name, content, lacked)
     try:
-        made = brief(content, process.types, steps, ALWAYS_NS, form, whole)
+        made = brief(content, process.types, steps, ALWAYS_NS, form, whole, is_closed=is_closed)
     except DamagedError:
         return Packed(name, content, lacked)
     if len(made.content) >= WORTH * len(content):

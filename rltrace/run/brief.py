@@ -161,15 +161,15 @@ class _Pass:
         if not self._is_brief(start_ns, end_ns):
             return
         if begun is not None and not self._stays(begun.name, {**begun.args, **(late or {})}):
-            self.gone |= {begun.place, place}
             self._count(begun.name, {**begun.args, **(late or {})}, begun.is_automatic, start_ns, end_ns)
+            self.gone |= {begun.place, place}
 
     def _finished(self, place: int, plain: list[Any], *, is_automatic: bool) -> None:
         name, _, start_ns, end_ns, args, _ = plain
         self._saw(start_ns, end_ns)
         if self._is_brief(start_ns, end_ns) and not self._stays(name, args or {}):
-            self.gone.add(place)
             self._count(name, args or {}, is_automatic, start_ns, end_ns)
+            self.gone.add(place)
 
     def _count(self, name: str, args: Mapping[str, Any], is_automatic: bool, start_ns: int, end_ns: int) -> None:
         step = self.steps.at(start_ns)
@@ -219,6 +219,8 @@ def brief(
     until_ns: int,
     form: Form,
     whole: Windows = (),
+    *,
+    is_closed: bool = True,
 ) -> Brief:
     """Return what is left of a segment without the spans that ended until a time, and without most samples and arrows.
 
@@ -229,18 +231,23 @@ def brief(
         until_ns: The last instant that is made brief.
         form: What stays.
         whole: Windows of which everything stays, in order.
+        is_closed: Whether it ends in a whole record; otherwise what is behind the last one stays as it is.
 
     Raises:
         DamagedError: it is not sound, so that nobody can say what would go.
     """
     made = _Pass(types, steps, until_ns, form, whole)
-    ends = _places(content, made)
+    ends, damage = _places(content, made)
+    rest = content[ends[-1] if ends else 0 :].rstrip(b"\0")  # a record never ends in a zero
+    if is_closed and (damage or rest):
+        raise DamagedError(damage or "there is something behind the last record")
     kept = [content[begin:end] for place, (begin, end) in enumerate(pairwise([0, *ends])) if place not in made.gone]
+    kept.append(rest)
     return Brief(b"".join(kept), made.totals, made.samples, made.flows, made.first_ns, made.last_ns)
 
 
-def _places(content: bytes, made: _Pass) -> Sequence[int]:
-    """Take every record, and return where each ends."""
+def _places(content: bytes, made: _Pass) -> tuple[Sequence[int], str | None]:
+    """Take every record until the first damaged one, and return where each ends, and what the damage is."""
     unpacker = msgpack.Unpacker(
         None, unicode_errors="replace", timestamp=1, strict_map_key=False, max_buffer_size=len(content) + 1
     )
@@ -253,7 +260,5 @@ def _places(content: bytes, made: _Pass) -> Sequence[int]:
             made.take(len(ends), record)
             ends.append(unpacker.tell())
     except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
-        raise DamagedError(str(error)) from None
-    if content[ends[-1] if ends else 0 :].strip(b"\0"):
-        raise DamagedError("there is something behind the last record")
-    return ends
+        return ends, str(error) or type(error).__name__
+    return ends, None

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple, Protocol
 
-from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.step_times import step_times
 from rltrace.errors import RecordingError
 from rltrace.host import regular_file
 from rltrace.host.clock import Domain
 from rltrace.read import alignment, gate
+from rltrace.read.alignment import Alignment
 from rltrace.read.packed import Store
 from rltrace.read.recording import Process, Recording
 from rltrace.read.selection import written
 from rltrace.record import allocation_steps, checksum
 from rltrace.record.manifest import LINES, PROCESSES, UNTRACED
 from rltrace.record.step_numbers import Numbers, numbers
-from rltrace.run.abridgement import StepRow, abridge, by_clock
+from rltrace.run.abridgement import NOTHING, Given, StepRow, abridge, by_clock
 from rltrace.run.nodes import Node, NodeError, Nodes
 from rltrace.run.process_files import ProcessFiles, content, digest, is_sound
 
@@ -99,10 +99,11 @@ def collect(recording: Path, nodes: Nodes, steps: Wanted = None) -> Collected:
     chosen, rows = None, list[StepRow]()
     if steps != "all" and (steps is not None or sum(sizes.values()) > EVERYTHING_BYTES):
         here = Recording.open(recording)
-        rows = [] if any(process.infers for process in here.processes) else _steps(here)
+        knows_steps = here.time_domain == here.own_domain and not any(process.infers for process in here.processes)
+        rows = _steps(here) if knows_steps else []
         chosen = choose(steps, [row.number for row in rows], sum(sizes.values()))
         if not rows:
-            done.left.append("everything was brought, because no process says when the steps were")
+            done.left.append(_NO_STEPS)
     for node, size_bytes in sizes.items():
         try:
             if chosen is not None and size_bytes:
@@ -133,10 +134,11 @@ def _abridge(
     ]
     chosen = remember(recording, node.host, chosen)
     here = {folder.name: sorted(files_here(folder)) for folder in (recording / PROCESSES).iterdir()}
-    where = node.abridge(rows, str(chosen), here)
-    done.left.append(_left(node.host, where, chosen, size_bytes))
+    where, given = node.abridge(rows, str(chosen), here)
+    done.left.append(_left(node.host, where, chosen, size_bytes, given))
 
 
+_NO_STEPS = "everything was brought, because no process whose clock was read says when the steps were"
 _MISSING = "what it recorded since the last collection is missing here"
 
 
@@ -184,8 +186,11 @@ def bring_together(
         raise RecordingError(f"{into.path}: an archive, which is read-only; unpack it and give the folder")
     done = Collected()
     others = [recording for recording in recordings if recording is not into]
-    rows = next(filter(None, map(_steps, (into, *others))), [])
-    chosen = choose(steps, [row.number for row in rows], sum(map(_size_bytes, others)))
+    rows = next(filter(None, (_steps_by_clock_of(into, recording) for recording in (into, *others))), [])
+    size_bytes = sum(map(_size_bytes, others))
+    chosen = choose(steps, [row.number for row in rows], size_bytes)
+    if not rows and steps != "all" and (steps is not None or size_bytes > EVERYTHING_BYTES):
+        done.left.append(_NO_STEPS)
     for recording in others:
         _bring(recording, into, rows, chosen, done)
         for name in SHARED_LINES:
@@ -207,12 +212,14 @@ def _bring(
         _collect(folder, _Folder(recording), done)
         return
     chosen = remember(into.path, host, chosen)
+    given = NOTHING
     with tempfile.TemporaryDirectory(prefix=".collecting-", dir=into.path) as made:
         for process in recording.processes:
-            own = by_clock(steps, _own_clock(process, into))
-            abridge(process, own, chosen, Path(made) / process.key, files_here(folder / process.key))
+            own_ns = _own_clock(process, into)
+            own = by_clock(steps, own_ns) if own_ns is not None else None
+            given += abridge(process, own, chosen, Path(made) / process.key, files_here(folder / process.key))
         _collect(folder, _Made(Path(made), host), done)
-    done.left.append(_left(host, str(recording.path), chosen, _size_bytes(recording)))
+    done.left.append(_left(host, str(recording.path), chosen, _size_bytes(recording), given))
 
 
 class _Made(ProcessFiles):
@@ -223,32 +230,57 @@ class _Made(ProcessFiles):
         self.host = host
 
 
-def _left(host: str, where: str, chosen: Numbers, size_bytes: int) -> str:
-    return (
-        f"{host}: steps {chosen} are here whole; of all others, what figures are made of and totals by name. All "
-        f"{size_bytes:,} bytes are in {where}; --steps brings more of them"
-    )
+def _left(host: str, where: str, chosen: Numbers, size_bytes: int, given: Given) -> str:
+    said = f"{host}: everything is here, because there was nothing to leave out besides steps {chosen}"
+    if given.is_brief:
+        said = (
+            f"{host}: steps {chosen} are here whole; of all others, what figures are made of and totals by name. All "
+            f"{size_bytes:,} bytes are in {where}; --steps brings more of them"
+        )
+    if given.unrelated:
+        said += f". {given.unrelated:,} of its processes came whole, because nobody read their clock"
+    return said
 
 
 def _steps(recording: Recording) -> list[StepRow]:
-    return [StepRow(step.number, step.start_ns, step.end_ns) for step in step_times(recording)]
+    """Return the steps by the clock of a Recording, unless they are of a process whose clock nobody read against it."""
+    known = {process.key for process in recording.processes if process.time_domain == recording.time_domain}
+    return [StepRow(step.number, step.start_ns, step.end_ns) for step in step_times(recording) if step.key in known]
+
+
+def _steps_by_clock_of(into: Recording, recording: Recording) -> list[StepRow]:
+    """Return the steps that a host recorded by the clock of the Recording to collect into; none if nobody read the
+    host's against that."""
+    rows, home = _steps(recording), into.time_domain or into.own_domain
+    if not rows or recording.time_domain == home:
+        return rows
+    known = alignment.read(into.folder, home).get(recording.time_domain) if home and recording.time_domain else None
+    if known is None:
+        return []
+    return [
+        StepRow(
+            row.number, _moved_ns(known, row.start_ns), None if row.end_ns is None else _moved_ns(known, row.end_ns)
+        )
+        for row in rows
+    ]
+
+
+def _moved_ns(known: Alignment, time_ns: int) -> int:
+    return time_ns + known.shift_ns(time_ns)
 
 
 def _size_bytes(recording: Recording) -> int:
     return sum(process.segment_bytes() for process in recording.processes)
 
 
-def _own_clock(process: Process, into: Recording) -> Callable[[int], int]:
-    """Return what gives the time of a process's own clock at a time of the Recording to collect into."""
-    home = into.time_domain
+def _own_clock(process: Process, into: Recording) -> Callable[[int], int] | None:
+    """Return what gives the time of a process's own clock at a time of the Recording to collect into; None if nobody
+    read it."""
+    home = into.time_domain or into.own_domain
     if process.clock_domain == home:
-        return lambda time_ns: time_ns
+        return int
     known = alignment.read(into.folder, home).get(process.clock_domain) if home else None
-    if known is not None:
-        return known.undone_ns
-    said = process.identity
-    ahead_ns = TimeLine(into).unix_offset_ns - int(said.get("realtime_ns", 0)) + int(said.get("monotonic_ns", 0))
-    return lambda time_ns: time_ns + ahead_ns
+    return None if known is None else known.undone_ns
 
 
 # ---- how much ---------------------------------------------------------------------------------------------------

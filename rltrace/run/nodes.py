@@ -23,7 +23,7 @@ from rltrace.read.recording import Process
 from rltrace.record import allocation_steps, clock_readings, cluster
 from rltrace.record.manifest import PROCESSES, host_name
 from rltrace.record.step_numbers import numbers
-from rltrace.run.abridgement import StepRow, abridge, by_clock
+from rltrace.run.abridgement import NOTHING, Given, StepRow, abridge, by_clock
 from rltrace.run.process_files import ProcessFiles
 
 EXCHANGES = 50
@@ -69,8 +69,9 @@ class Agent:
         """Return how many bytes of segments processes of the run wrote here."""
         return sum(process.segment_bytes() for process in self._processes())
 
-    def abridge(self, steps: list[StepRow], chosen: str, here: dict[str, list[str]]) -> str:
-        """Have the files of processes be those with only some steps whole, until `forget`; return where all is.
+    def abridge(self, steps: list[StepRow], chosen: str, here: dict[str, list[str]]) -> tuple[str, Given]:
+        """Have the files of processes be those with only some steps whole, until `forget`; return where all is, and
+        what is given of it.
 
         Args:
             steps: Of the run, by this node's clock.
@@ -79,11 +80,12 @@ class Agent:
         """
         self.forget()
         made = self.spool / ABRIDGED / secrets.token_hex(8)
-        own, numbers_ = by_clock(steps, lambda time_ns: time_ns), numbers(chosen, has_periods=True)
+        known, numbers_, given = by_clock(steps, lambda time_ns: time_ns), numbers(chosen, has_periods=True), NOTHING
         for process in self._processes():
-            abridge(process, own, numbers_, made / process.key, frozenset(here.get(process.key, ())))
+            own = known if process.clock_domain == clock.own_domain() else None
+            given += abridge(process, own, numbers_, made / process.key, frozenset(here.get(process.key, ())))
         self.files = ProcessFiles(made)
-        return str(self.spool)
+        return str(self.spool), given
 
     def forget(self) -> None:
         """Remove what `abridge` made, and give whole files again."""
@@ -132,9 +134,10 @@ class Node:
         """Return what its agent's `segment_bytes` returns, likewise."""
         return int(self.call("segment_bytes"))
 
-    def abridge(self, steps: list[StepRow], chosen: str, here: dict[str, list[str]]) -> str:
+    def abridge(self, steps: list[StepRow], chosen: str, here: dict[str, list[str]]) -> tuple[str, Given]:
         """Return what its agent's `abridge` returns, likewise; that takes the longer, the more was recorded."""
-        return str(self.call("abridge", steps, chosen, here, seconds=ABRIDGE_SECONDS))
+        where, given = self.call("abridge", steps, chosen, here, seconds=ABRIDGE_SECONDS)
+        return str(where), Given(*given)
 
     def forget(self) -> None:
         """Call its agent's `forget`, likewise."""

@@ -28,6 +28,7 @@ from rltrace_exporters.report.values import RunValues, read
 from rltrace_exporters.report.writing import Report, written
 from screenshot import browser_page, chromium
 
+from rltrace.analysis import figures
 from rltrace.analysis.allocations import allocation_timelines
 from rltrace.cli import main
 from rltrace.read import cache
@@ -553,6 +554,30 @@ def test_command_writes_and_does_not_overwrite(tmp_path: Path) -> None:
     assert call(tmp_path, "report", "run", "--force", "--share", "--steps", "1").returncode == 0
 
 
+def three_steps(path: Path) -> RecordingFile:
+    """Write a run that is over."""
+    file = RecordingFile(path)
+    process = file.process(1, role="driver")
+    thread = process.thread()
+    for step in range(3):
+        thread.span("step", step * SECOND, (step + 1) * SECOND, step=step)
+        thread.span("actor.update", step * SECOND, step * SECOND + SECOND // 2)
+    process.ends(3 * SECOND)
+    return file
+
+
+def test_kept_figures_make_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a summary the page is made of the figures that were kept of it, and says the same."""
+    path = three_steps(tmp_path / "run").path
+    fresh, behind = BytesIO(), BytesIO()
+    Report().write(Recording.open(path), fresh)
+    monkeypatch.setattr(cache, "WORTH_BYTES", 1)
+    assert figures.figures(Recording.open(path)).summary.steps
+    monkeypatch.setattr(figures, "analyse", None)
+    Report().write(Recording.open(path), behind)
+    assert behind.getvalue() == fresh.getvalue()
+
+
 def test_large_page_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page of a large Recording is made once: again only if the Recording or what is asked for changed."""
     monkeypatch.setattr(cache, "WORTH_BYTES", 1)
@@ -562,13 +587,12 @@ def test_large_page_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         made.append(recording)
         return read(recording)
 
+    def whole(recording: Recording) -> tuple[RunValues, list[str]]:
+        return counted(recording), []
+
     monkeypatch.setattr(writing, "read", counted)
-    file = RecordingFile(tmp_path / "run")
-    process = file.process(1, role="driver")
-    thread = process.thread()
-    for step in range(3):
-        thread.span("step", step * SECOND, (step + 1) * SECOND, step=step)
-    process.ends(3 * SECOND)
+    monkeypatch.setattr(writing, "read_whole", whole)
+    file = three_steps(tmp_path / "run")
 
     def page_of(**asked: bool) -> bytes:
         out = BytesIO()

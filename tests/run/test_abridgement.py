@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,17 @@ from scale.made_recording import Wanted, make
 
 from rltrace.analysis.summary import Summary, summarize
 from rltrace.cli import main
-from rltrace.events import Counter, Span
-from rltrace.read.recording import Recording
+from rltrace.events import SAMPLER, Counter, Span
+from rltrace.read import alignment
+from rltrace.read.recording import Process, Recording
 from rltrace.read.selection import numbers
+from rltrace.record import checksum, clock_readings, manifest
+from rltrace.record.manifest import LINES
 from rltrace.run import collection
-from rltrace.run.abridgement import ALWAYS_NS, whole_windows
+from rltrace.run.abridgement import ALWAYS_NS, Given, StepRow, whole_windows
 from rltrace.run.brief import Steps
 from rltrace.run.compaction import compact
+from rltrace.run.nodes import Agent
 
 STEPS, CHOSEN = 3, 1
 
@@ -222,3 +227,103 @@ def test_windows_of_steps() -> None:
     assert whole_windows(steps, numbers("2")) == ((-ALWAYS_NS, 10), (30, ALWAYS_NS))
     assert whole_windows(steps, numbers("0-1")) == ((-ALWAYS_NS, 30),)
     assert whole_windows(Steps([], [], []), numbers("1")) == ((-ALWAYS_NS, ALWAYS_NS),)
+
+
+@pytest.fixture(scope="module")
+def two(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Hosts:
+    """The driver and rank 0 on the first host, rank 8 on the second."""
+    folder = tmp_path_factory.mktemp("two")
+    first, second = (shutil.copytree(path, folder / path.name) for path in (hosts.first, hosts.second))
+    for part in (first, second):
+        for process in Recording.open(part).processes:
+            if process.rank not in (None, 0, 8) or process.role == SAMPLER:
+                shutil.rmtree(process.folder)
+    return replace(hosts, first=first, second=second)
+
+
+def kill(folder: Path) -> None:
+    """Have the processes of a host be killed: nobody closed their segments, and one was writing."""
+    for process in Recording.open(folder).processes:
+        said = [json.loads(line) for line in (process.folder / LINES).read_text().splitlines()]
+        lines = [{**line, "line": number} for number, line in enumerate(said) if line["kind"] != "end"]
+        text = "".join(checksum.signed(json.dumps(line)) + "\n" for line in lines)
+        (process.folder / LINES).write_text(text)
+    torn = process.folder / process.segment_names[-1]
+    content = torn.read_bytes()
+    torn.write_bytes(content + content[:5] + bytes(4096))
+
+
+def losses(process: Process) -> tuple[int, int, int, int]:
+    """What readers say of a process that was killed."""
+    assert [*process.events()]
+    return process.torn, process.orphans, process.damaged_segments, len(process.unsealed)
+
+
+def test_what_nobody_closed_is_left_too(two: Hosts, tmp_path: Path) -> None:
+    """Of processes that were killed the chosen step comes whole, too, and of others what figures need; readers count
+    the same losses."""
+    first, second = (shutil.copytree(path, tmp_path / path.name) for path in (two.first, two.second))
+    kill(second)
+    assert f"steps {CHOSEN} are here whole" in run("collect", first, second, "--steps", CHOSEN)
+    assert Recording.open(first).brief_steps == {0, 2}
+    found = {process.key: process for process in Recording.open(first).processes}
+    whole = {process.key: Process(process.folder) for process in Recording.open(second).processes}
+    assert all(not [*found[key].folder.glob("*.seg")] for key in whole)
+    assert [losses(found[key]) for key in whole] == [losses(process) for process in whole.values()]
+    assert sum(process.torn for process in whole.values()) == 1 and all(p.unsealed for p in whole.values())
+    phases = [
+        [event for key in whole for event in Process(of[key].folder).events() if is_phase(event)]
+        for of in (found, whole)
+    ]
+    assert phases[0] == phases[1] != []
+
+
+def is_phase(event: Span | Counter) -> bool:
+    return isinstance(event, Span) and event.is_phase
+
+
+def test_steps_of_another_host_are_moved(two: Hosts, tmp_path: Path) -> None:
+    """A host that has the readings and no steps takes those of another one, by the clock of its own."""
+    first, second = (shutil.copytree(path, tmp_path / path.name) for path in (two.first, two.second))
+    domains = [Recording.open(path).processes[0].clock_domain for path in (second, first)]
+    exchanges = [
+        (there_ns - (back_ns - sent_ns) // 2, (sent_ns + back_ns) // 2, there_ns + (back_ns - sent_ns) // 2)
+        for said in alignment.read_lines(first).values
+        for sent_ns, there_ns, back_ns in [(said["sent_ns"], said["read_ns"], said["received_ns"])]
+    ]
+    lines = [clock_readings.line(*domains, exchange, host="first", exchanges=50) for exchange in exchanges]
+    (second / clock_readings.FILE).write_text("".join(lines))
+    (first / clock_readings.FILE).unlink()
+    clock = dict(zip(("boot_id", "time_namespace"), domains[0], strict=True))
+    said = json.loads((second / manifest.FILE).read_text())
+    (second / manifest.FILE).write_text(json.dumps({**said, "clock_domain": clock}))
+    assert f"steps {CHOSEN} are here whole" in run("collect", second, first, "--steps", CHOSEN)
+    assert Recording.open(second).brief_steps == {0, 2}
+
+
+def test_unknown_clock_is_said(two: Hosts, tmp_path: Path) -> None:
+    """A host whose clock nobody read gives everything: nobody knows when its steps were."""
+    first = shutil.copytree(two.first, tmp_path / "first")
+    (first / clock_readings.FILE).unlink()
+    said = run("collect", first, two.second, "--steps", CHOSEN, "--unknown-clocks")
+    assert "are here whole" not in said and "2 of its processes came whole, because nobody read their clock" in said
+    events = [
+        {p.key: [*Process(p.folder).events()] for p in Recording.open(path).processes} for path in (first, two.second)
+    ]
+    assert {key: events[0][key] for key in events[1]} == events[1] and Recording.open(first).brief_steps == frozenset()
+
+
+def test_a_node_knows_its_own_clock_only(two: Hosts, tmp_path: Path) -> None:
+    """A process on a node in a time namespace of its own comes whole, and is counted."""
+    agent = Agent("run")
+    agent.spool = shutil.copytree(two.second, tmp_path / "spool")
+    steps = [StepRow(number, number, number + 1) for number in range(STEPS)]
+    assert agent.abridge(steps, str(CHOSEN), {}) == (str(agent.spool), Given(is_brief=False, unrelated=2))
+
+
+def test_nothing_to_leave_out_is_said(two: Hosts, tmp_path: Path) -> None:
+    """Where the chosen steps are all that there is, the command does not speak of others."""
+    first = shutil.copytree(two.first, tmp_path / "first")
+    said = run("collect", first, two.second, "--steps", f"0-{STEPS - 1}")
+    assert "everything is here" in said and "totals" not in said
+    assert Recording.open(first).brief_steps == frozenset()

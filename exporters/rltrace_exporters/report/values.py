@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rltrace.analysis import figures
 from rltrace.analysis.allocations import AllocationTimeline, allocation_timelines
 from rltrace.analysis.findings import Why, why
 from rltrace.analysis.lanes import Lane
@@ -131,6 +132,12 @@ def most_used(device: DeviceMemory) -> int:
 
 
 def read(recording: Recording) -> RunValues:
-    """Read a Recording once."""
+    """Read a Recording or a part of one once."""
     analysed = analyse(recording)
     return RunValues(analysed, why(analysed), str(recording.path), recording.manifest)
+
+
+def read_whole(recording: Recording) -> tuple[RunValues, list[str]]:
+    """Read a whole Recording, without computing again what was kept of it; return which of that is damaged, too."""
+    found = figures.read(recording)
+    return RunValues(found.analysed, found.why, str(recording.path), recording.manifest), found.damaged

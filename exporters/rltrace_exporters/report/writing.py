@@ -19,7 +19,7 @@ from rltrace.read.recording import Recording
 from rltrace_exporters.report.chart import Chart, Plot
 from rltrace_exporters.report.definitions import definition
 from rltrace_exporters.report.page import Page, page
-from rltrace_exporters.report.values import read
+from rltrace_exporters.report.values import read, read_whole
 
 FOLDER = Path(__file__).parent
 DIGITS = 3
@@ -56,7 +56,10 @@ class Report:
         if content is not None and content.startswith(own):
             return content[len(own) :]
         cache.begin()
-        made = self._made(recording)
+        values, damaged = read_whole(recording)
+        self.damaged = [*self.damaged, *damaged]
+        made = written(page([values], is_shared=self._is_shared))
+        del values  # and with it all spans, before as much is written
         cache.save(own + made)
         return made
 

@@ -75,7 +75,7 @@ class Intervalled:
     def compacted(self) -> Iterator[tuple[Any, str]]:
         """Put numbers into as few bytes as they take, when nothing is added any more; yield where long columns are."""
         assert isinstance(self.pairs, array)
-        pairs = compact_pairs(self.pairs)
+        pairs = compact_pairs(self.pairs, has_open=self.has_open)
         if pairs is not None:
             self.pairs = pairs
             yield pairs, "offsets"
