@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import subprocess
 import sys
@@ -132,6 +133,14 @@ def build(folder: Path) -> Any:
 
 
 def in_a_thread(work: Callable[[], None]) -> None:
-    """Run it in a thread of its own: an error at the very end of an `except` clause stays the one that is handled."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(work).result()
+    """Run it in a thread of its own: an error at the very end of an `except` clause stays the one that is handled.
+
+    Nothing is collected meanwhile: an error in a finalizer, or in a callback of the collector as hypothesis has one, is
+    lost whoever records.
+    """
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(work).result()
+    finally:
+        gc.enable()

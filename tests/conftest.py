@@ -19,6 +19,7 @@ from rltrace.read.recording import Process, Recording
 from rltrace.record import cluster, spans
 
 os.environ.setdefault("RAY_TMPDIR", "/tmp")  # short: the clusters of the tests' own programs hold Unix sockets there
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # a process per CPU that no actor of ours ever uses
 
 
 def pytest_configure(config: pytest.Config) -> None:
