@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from rltrace.host.garbage_collector import without_collection
 
 SOURCE = r"""
 #include <Python.h>
@@ -138,9 +139,5 @@ def in_a_thread(work: Callable[[], None]) -> None:
     Nothing is collected meanwhile: an error in a finalizer, or in a callback of the collector as hypothesis has one, is
     lost whoever records.
     """
-    gc.disable()
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(work).result()
-    finally:
-        gc.enable()
+    with without_collection(), ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()

@@ -46,8 +46,13 @@ class _Kept(msgspec.Struct, array_like=True):
 def figures(recording: Recording, selection: Selection = ALL) -> Figures:
     """Return the figures of a Recording, or of a part: those that were kept, if it has not changed since."""
     with without_collection():
-        is_kept = selection == ALL and plugins.findings() == plugins.FINDINGS  # nobody knows when others' code changes
+        is_kept = selection == ALL and can_be_kept()
         return _kept(recording) if is_kept else _made(selected(recording, selection, whole_steps=True))
+
+
+def can_be_kept() -> bool:
+    """Return whether findings are of rltrace's own code alone: nobody knows when others' code changes."""
+    return plugins.findings() == plugins.FINDINGS
 
 
 class Read(NamedTuple):
@@ -63,11 +68,10 @@ def read(recording: Recording) -> Read:
     """Read a whole Recording, for those who need more of it than figures; these are not computed again if they were
     kept, and nobody has changed the Recording since."""
     cache = Cache(recording, NAME)
-    content = cache.load() if cache.is_worth_it and plugins.findings() == plugins.FINDINGS else None
-    if content is None:
+    found = _load(cache) if cache.is_worth_it and can_be_kept() else None
+    if found is None:
         analysed = analyse(recording)
         return Read(analysed, why(analysed), [*cache.damaged, *analysed.seen.damaged])
-    found = msgspec.msgpack.decode(content, type=_Kept)
     seen = Observations(recording)
     return Read(Analysed(seen, StepWindows(seen), found.summary), found.why, [*cache.damaged, *seen.damaged])
 
@@ -77,13 +81,17 @@ def _made(recording: Recording, damaged: list[str] | None = None) -> Figures:
     return Figures(analysed.summary, lambda: why(analysed), [*(damaged or []), *analysed.seen.damaged])
 
 
+def _load(cache: Cache) -> _Kept | None:
+    content = cache.load()
+    return None if content is None else msgspec.msgpack.decode(content, type=_Kept)
+
+
 def _kept(recording: Recording) -> Figures:
     cache = Cache(recording, NAME)
     if not cache.is_worth_it:
         return _made(recording)
-    content = cache.load()
-    if content is not None:
-        found = msgspec.msgpack.decode(content, type=_Kept)
+    found = _load(cache)
+    if found is not None:
         return Figures(found.summary, lambda: found.why, cache.damaged)
     cache.begin()
     made = _made(recording, cache.damaged)

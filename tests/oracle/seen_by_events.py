@@ -16,7 +16,7 @@ from rltrace.analysis.seen.request_rows import SERVED
 from rltrace.analysis.seen.rows import extend
 from rltrace.analysis.seen.sample_rows import RESIDENT
 from rltrace.analysis.seen.samples import Balances
-from rltrace.analysis.seen.spans import DeviceSpans, EngineSteps, Intervalled, Stages
+from rltrace.analysis.seen.spans import DeviceSpans, EngineSteps, Intervalled, Stages, place_of
 from rltrace.events import (
     AGENT_REQUEST,
     ALLOCATED_PEAK,
@@ -218,7 +218,7 @@ def _see_tool_call(seen: Seen, span: Span, shift_ns: int) -> None:
     _see_interval(kept, span, shift_ns)
     kept.places.append(number(seen.process.key, _signed(span.thread), _signed(span.task)))
     kept.trajectories.append(_hash(args.get("trajectory")))
-    kept.tools.append(kept.place(span.name if args.get("tool") is None else str(args["tool"])))
+    kept.tools.append(place_of(span.name if args.get("tool") is None else str(args["tool"]), kept.names))
 
 
 def _see_engine_step(kept: EngineSteps, span: Span, shift_ns: int) -> None:

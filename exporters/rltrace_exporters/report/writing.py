@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from rltrace import plugins
+from rltrace.analysis.figures import can_be_kept
 from rltrace.host.control_characters import visible
 from rltrace.host.garbage_collector import without_collection
 from rltrace.read.cache import Cache
@@ -40,7 +40,7 @@ class Report:
     def write(self, recording: Recording, out: BinaryIO) -> None:
         """Write the page of one Recording: the one that was kept, if nothing has changed since."""
         with without_collection():
-            is_kept = not self._is_part and plugins.findings() == plugins.FINDINGS  # others' code changes unseen
+            is_kept = not self._is_part and can_be_kept()
             out.write(self._kept(recording) if is_kept else self._made(recording))
 
     def _made(self, recording: Recording) -> bytes:

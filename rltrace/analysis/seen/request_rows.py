@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rltrace.analysis.numbers import number
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.rows import Rows, Times, extend, groups, whole_numbers
-from rltrace.analysis.seen.spans import EngineSteps
+from rltrace.analysis.seen.spans import EngineSteps, place_of
 from rltrace.events import RAY_CALL, RAY_SUBMIT, REQUEST, Args, asked_ids, prompt_of
 from rltrace.read.columns import NO_TEXT, Columns
 
@@ -101,7 +101,7 @@ def see_tool_calls(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> Non
     extend(kept.trajectories, _hashes(rows, "trajectory", chosen))
     tools, names = rows.arguments["tool"][chosen].tolist(), rows.name[chosen].tolist()
     for tool, name in zip(tools, names, strict=True):
-        kept.tools.append(kept.place(rows.texts[name if tool == NO_TEXT else tool]))
+        kept.tools.append(place_of(rows.texts[name if tool == NO_TEXT else tool], kept.names))
 
 
 def _request_of(row: int, name: str, rows: Columns) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.rows import groups
+from rltrace.analysis.seen.spans import place_of
 from rltrace.events import (
     ALLOCATED_PEAK,
     ALLOCATIONS,
@@ -75,7 +76,9 @@ def see_samples(seen: Seen, rows: Columns, shift_ns: int) -> None:
             kept.extend(times_ns[places], values[places])
     exact = [(of.whose, places) for of, places in found if of.where == "balances"]
     if exact:
-        owners = np.repeat([seen.balances.place(owner) for owner, _ in exact], [len(places) for _, places in exact])
+        owners = np.repeat(
+            [place_of(owner, seen.balances.owners) for owner, _ in exact], [len(places) for _, places in exact]
+        )
         together = np.concatenate([places for _, places in exact])
         order = np.argsort(together)
         seen.balances.extend(owners[order], times_ns[together[order]], values[together[order]])

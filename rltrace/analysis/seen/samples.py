@@ -57,12 +57,6 @@ class Balances:
         """The place of each one's owner in `owners`."""
         self.owners: list[str] = []
 
-    def place(self, owner: str) -> int:
-        """Return the place of an owner; a new one comes last."""
-        if owner not in self.owners:
-            self.owners.append(owner)
-        return self.owners.index(owner)
-
     def extend(self, places: NDArray[np.int64], times_ns: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Append some."""
         extend(self.places, places)

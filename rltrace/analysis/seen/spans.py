@@ -20,6 +20,13 @@ Column: TypeAlias = "array[int] | NDArray[Any]"
 """An array while rows are added, then in as few bytes as they take."""
 
 
+def place_of(name: str, names: list[str]) -> int:
+    """Return the place of a name among those of a column; a new one comes last."""
+    if name not in names:
+        names.append(name)
+    return names.index(name)
+
+
 class Intervalled:
     """Spans of one name, as columns: 16 bytes per span, 8 of many short ones."""
 
@@ -181,12 +188,6 @@ class ToolCalls(Intervalled):
         self.tools = array("i")
         """The place of the tool's name in `names`."""
         self.names: list[str] = []
-
-    def place(self, name: str) -> int:
-        """Return the place of a tool's name; a new one comes last."""
-        if name not in self.names:
-            self.names.append(name)
-        return self.names.index(name)
 
 
 class EngineSteps(Intervalled):
