@@ -10,7 +10,7 @@ from pathlib import Path
 from warm_python import warm
 
 import rltrace
-from rltrace.events import COLLECTION, Span
+from rltrace.events import Span
 from rltrace.read.recording import Recording
 from rltrace.record import manifest
 
@@ -28,10 +28,9 @@ class TracedRun:
     recording: Recording
 
     def spans(self, name=None):
-        """All spans of all processes but garbage collections, which come when they come; or those of one name."""
+        """All spans of all processes, or those of one name."""
         events = [event for process in self.recording.processes for event in process.events()]
-        spans = [event for event in events if isinstance(event, Span)]
-        spans = [span for span in spans if (span.name != COLLECTION if name is None else span.name == name)]
+        spans = [event for event in events if isinstance(event, Span) and name in (None, event.name)]
         return sorted(spans, key=lambda span: span.start_ns)
 
     def hooks(self):
@@ -41,8 +40,12 @@ class TracedRun:
         return {hook["target"]: hook for hook in sorted(lines, key=lambda hook: order.index(hook["state"]))}
 
 
-def traced_environment(folder, **environment):
-    """The environment of a program that is traced into `folder`."""
+def traced_environment(folder, *, collects=False, **environment):
+    """The environment of a program that is traced into `folder`.
+
+    Garbage collections come when they come, so only tests that are about them record any: `collects`.
+    """
+    disabled = filter(None, (environment.get("RLTRACE_DISABLE"), None if collects else "python_gc"))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
     path = [STARTUP, ROOT, ROOT / "exporters", ROOT / "reference_run", *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
@@ -51,16 +54,17 @@ def traced_environment(folder, **environment):
         "PYTHONPATH": os.pathsep.join(map(str, path)),
         "OMP_NUM_THREADS": "1",
         **environment,
+        "RLTRACE_DISABLE": ",".join(disabled),
     }
 
 
-def run_traced(tmp_path, source, *, timeout_s=120, arguments=(), imported="", **environment):
+def run_traced(tmp_path, source, *, timeout_s=120, arguments=(), imported="", collects=False, **environment):
     """Run a program's source with tracing; in a Python that has imported a module before, if one is named."""
     folder = tmp_path / "recording"
     manifest.create(folder, owner=None, command=[], config=None)
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(source))
-    variables = traced_environment(folder, **environment)
+    variables = traced_environment(folder, collects=collects, **environment)
     if imported:
         done = warm(imported).run(program, variables, tmp_path, timeout_s)
         return TracedRun(done.returncode, done.stdout, done.stderr, Recording.open(folder))

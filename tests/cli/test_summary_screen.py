@@ -92,7 +92,7 @@ def recorded() -> Iterator[dict[str, Recording]]:
             "streams": Recording.open(STREAMS),
             "verl": Recording.open(VERL),
             "loop": Recording.open(folder / "loop"),
-            "plain": run_traced(folder, PLAIN, RLTRACE_DISABLE="python_gc").recording,
+            "plain": run_traced(folder, PLAIN).recording,
             "killed": killed(folder / "killed"),
         }
 

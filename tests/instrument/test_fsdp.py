@@ -15,7 +15,7 @@ from rltrace.instrument.torch.autograd import address_of_task_id
 pytestmark = pytest.mark.run
 
 KINDS = ("fsdp2", "fsdp1", "fsdp1_flat")
-HOOKED = ("fsdp1", "fsdp2", "torch_optim", "torch_autograd", "torch_models", "torch_collectives", "python_gc")
+HOOKED = ("fsdp1", "fsdp2", "torch_optim", "torch_autograd", "torch_models", "torch_collectives")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

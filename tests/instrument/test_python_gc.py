@@ -183,7 +183,7 @@ def test_signal_inside_a_collection(tmp_path: Path, error: str) -> None:
                 caught += 1
         print(caught)
     """
-    run = run_traced(tmp_path, program)
+    run = run_traced(tmp_path, program, collects=True)
     assert (run.out, run.err) == ("5\n", "")
 
 
@@ -198,14 +198,14 @@ def test_unmodified_program_shows_collections(tmp_path: Path) -> None:
                 gc.collect()
         print(len(kept))
     """
-    run = run_traced(tmp_path, program, MARKED="1")
+    run = run_traced(tmp_path, program, collects=True, MARKED="1")
     assert run.out == f"{OBJECTS}\n", run.err
-    assert [span.name for span in run.spans()] == ["mine"]
-    (mine,) = run.spans()
+    assert {span.name for span in run.spans()} == {"mine", COLLECTION}
+    (mine,) = run.spans("mine")
     assert any(mine.start_ns < pause.start_ns < pause.end_ns < mine.end_ns for pause in run.spans(COLLECTION))
-    for name, environment in (("without", {"MARKED": "1", "RLTRACE_DISABLE": "python_gc"}), ("alone", {})):
+    for name, collects, environment in (("without", False, {"MARKED": "1"}), ("alone", True, {})):
         (tmp_path / name).mkdir()
-        assert run_traced(tmp_path / name, program, **environment).spans(COLLECTION) == []
+        assert run_traced(tmp_path / name, program, collects=collects, **environment).spans(COLLECTION) == []
 
 
 def test_collecting_all_the_time(folder: Path) -> None:
@@ -225,7 +225,7 @@ def test_collecting_all_the_time(folder: Path) -> None:
             [thread.start() for thread in threads]
             [thread.join() for thread in threads]
     """
-    run = run_traced(folder.parent, program)
+    run = run_traced(folder.parent, program, collects=True)
     assert run.returncode == 0, run.err
     assert len(run.spans("work")) == 8_000
     assert all(found.end_ns is not None for found in run.spans())
