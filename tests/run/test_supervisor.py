@@ -516,6 +516,8 @@ def test_a_command_may_delete_its_recording(tmp_path: Path, end: str, code: int)
 import os, shutil, signal, sys, time
 import rltrace
 with rltrace.span("before"):
+    while len(os.listdir(os.environ["RLTRACE_DIR"] + "/processes")) < 2:  # until the sampler is there too
+        time.sleep(0.01)
     shutil.rmtree(os.environ["RLTRACE_DIR"])
 with rltrace.span("after"):
     noticed = []
@@ -537,7 +539,7 @@ print(*noticed, flush=True)
         "no such file or folder",
         *(["SIGKILL"] if code != 4 else []),
     ):
-        assert len([line for line in lines if said in line]) == 1, said
+        assert len([line for line in lines if said in line]) == 1, (said, done.stderr)
     assert all(line.startswith("rltrace: ") for line in lines) and len({*lines}) == len(lines), lines
 
 
