@@ -18,7 +18,7 @@ from rltrace.instrument.memory.turns import Turns
 from rltrace.instrument.memory.work import Work
 from rltrace.instrument.torch import models
 
-TRAINING = """
+SETUP = """
     import json, sys
     import torch
     import torch.distributed as dist
@@ -47,10 +47,13 @@ TRAINING = """
 
     looked, patches = Ledger(), PatchSet("test", Rows())
     Turns.BEAT_BURST_NS = Turns.TURN_BEAT_BURST_NS = 0 if sys.argv[2] == "slow" else 10**12
-    Turns.BEAT_SHARE = Turns.TURN_BEAT_SHARE = 0
+    Turns.BEAT_SHARE = Turns.TURN_BEAT_SHARE = 1e-12
     turns = Turns(looked, Work())
     name_hooks(patches, CudaLedger(lambda: None), turns)
     TorchModels().install(patches)
+"""
+
+TRAINING = f"""{SETUP}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
     if sys.argv[1] == "fsdp2":
@@ -80,15 +83,55 @@ TRAINING = """
     print(json.dumps(looked.said))
 """
 
+LONG_CALLS = f"""{SETUP}
+    def asked():
+        looked.said.append(["asked", bool(optimizer.state)])
+        return False
 
-def told(folder: Path, kind: str, beats: str) -> list[tuple[str, bool]]:
+    looked.has_moved = asked
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    model(torch.ones(4, 8)).sum().backward()
+    looked.said.clear()
+    optimizer.step()
+
+    lengths = torch.tensor([2, 3])
+    looked.said.append(["narrow", False])
+    torch.nested.narrow(torch.ones(2, 4, 8), 1, torch.zeros_like(lengths), lengths, layout=torch.jagged)
+    looked.said.append(["compiled", False])
+    grouped = torch.compile(lambda tensor: torch.optim.Optimizer._group_tensors_by_device_and_dtype([[tensor]]),
+                            backend="eager", fullgraph=True)
+    assert grouped(torch.ones(1))
+    print(json.dumps(looked.said))
+"""
+
+OFFLOADED = f"""{SETUP}
+    import traceback
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    def asked():
+        looked.said.append(["asked", "_init_sharded_param" in str(traceback.extract_stack())])
+        return False
+
+    looked.has_moved = asked
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = torch.nn.Linear(8, 8)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)), offload_policy=CPUOffloadPolicy(pin_memory=False))
+    looked.said.append(["sharded", False])
+    torch.ones(1).cpu()
+    assert not torch.overrides._get_current_function_mode_stack()
+    print(json.dumps(looked.said))
+"""
+
+
+def told(folder: Path, kind: str, beats: str, text: str = TRAINING) -> list[tuple[str, bool]]:
     """What a real training step tells its ledger, in order."""
     import json
 
     program = folder / "training.py"
-    program.write_text(textwrap.dedent(TRAINING))
+    program.write_text(textwrap.dedent(text))
     done = subprocess.run([sys.executable, program, kind, beats], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "failed" not in done.stderr, done.stderr
     return [(name, in_pass) for name, in_pass in json.loads(done.stdout)]
 
 
@@ -106,6 +149,23 @@ def test_fsdp2_step(tmp_path: Path) -> None:
 def test_plain_step(tmp_path: Path) -> None:
     """A model that nobody wraps has the same turns, and a look where one is loaded."""
     assert told(tmp_path, "plain", "slow") == [*PASS, *PASS, *STEP, *REST, *LOAD]
+
+
+def test_long_calls_ask_inside(tmp_path: Path) -> None:
+    """An optimizer's first step asks once its states are there, and so does what waits for the GPU; no graph breaks."""
+    asked_with_states = ("asked", True)
+    assert told(tmp_path, "plain", "fast", LONG_CALLS) == [
+        ("optimizer.begin", False), asked_with_states, ("optimizer.end", False),
+        ("narrow", False), asked_with_states,
+        ("compiled", False),
+    ]  # fmt: skip
+
+
+def test_sharding_asks_before_each_copy_to_the_host(tmp_path: Path) -> None:
+    """While an offloaded model is sharded, its shards on the card are seen before they are sent to the host."""
+    said = told(tmp_path, "fsdp2", "fast", OFFLOADED)
+    assert said[: said.index(("sharded", False))].count(("asked", True)) == 2, "its weight and its bias"
+    assert said[-1] == ("sharded", False), "and nothing is watched behind it"
 
 
 def test_layers_beat(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
     watch_models(patches, functools.partial(beat_in_forwards, turns))
     passes = Backwards(turns, loading)
     patches.around("torch.autograd:backward", passes.begin, passes.end)
-    # To shard an embedding takes seconds, of which its copy is there from the first moment on.
-    patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.__init__", beating(turns), beating(turns))
+    sharding = Sharding(turns)
+    patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.__init__", sharding.begin, sharding.end)
     patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState._pre_backward", functools.partial(beat_before, turns))
     patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", functools.partial(beat_afterwards, turns))
     patches.use(
@@ -52,6 +52,11 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
     patches.around("torch.optim.optimizer:Optimizer.zero_grad", nothing_before, at(turns, Turn.ZERO_GRAD))
     for module in ("torch.cuda", "torch.cuda.memory"):
         patches.around(f"{module}:empty_cache", at(turns, Turn.EMPTY_CACHE), at(turns, Turn.EMPTY_CACHE))
+    # The states that an optimizer's first step makes are there, and the step goes on for most of a second.
+    groups = "torch.optim.optimizer:Optimizer._group_tensors_by_device_and_dtype"
+    patches.wrap(groups, functools.partial(turn_before, turns))
+    # It waits for the GPU; what was computed from the logits meanwhile, such as their entropy, is there.
+    patches.wrap("torch.nested:narrow", functools.partial(turn_before, turns))
     for call in ("synchronize", "mem_get_info"):  # a program asks there too, after what took long
         patches.around(f"torch.cuda:{call}", nothing_before, beating(turns))
     patches.around("torch._inductor.graph:GraphLowering.run", beating(turns), nothing_after)  # to compile takes seconds
@@ -65,6 +70,9 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
     moves = ModuleMoves(turns)
     patches.around(f"{MODULE}._apply", moves.begin, moves.end)
 
+
+TO_HOST = frozenset({"cpu", "pin_memory"})
+"""Calls of a tensor that send it to the host."""
 
 FIRST_CALLS = 3
 """How many calls of each kind are watched: the second one has kernels of its own, because the first one left state."""
@@ -113,6 +121,41 @@ class Backwards:
         """Look after it."""
         self._loading.end(before_bytes)
         self._turns.end_backward()
+
+
+class Sharding:
+    """Asks while FSDP2 shards a group of parameters whose shards go to the host.
+
+    An embedding's shard is on the card from the first moment on; to send it to the host and pin it there takes seconds.
+    """
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """Watch torch's calls on this thread."""
+        from torch.overrides import TorchFunctionMode
+
+        turns = self._turns
+
+        class Asking(TorchFunctionMode):  # type: ignore[misc]
+            def __torch_function__(
+                self, function: Function, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+            ) -> Any:
+                try:
+                    if function.__name__ in TO_HOST:
+                        turns.turn()
+                except own_failure():
+                    pass
+                return function(*args, **(kwargs or {}))
+
+        turns.beat_if_due()
+        return Asking().__enter__()
+
+    def end(self, asking: Any, _result: Any, _error: BaseException | None) -> None:
+        """Watch them no more."""
+        asking.__exit__(None, None, None)
+        self._turns.beat_if_due()
 
 
 class OptimizerStep:
@@ -211,6 +254,17 @@ def beat_afterwards(turns: Turns, original: Function, hook: Hook) -> Function:
     """Make the end of each call a beat. A step has hundreds, most of which come before the next beat is due."""
     beating_now = wrap_function(original, hook, nothing_before, hook.timed(beating(turns)))
     return when_due(turns, original, beating_now)
+
+
+def turn_before(turns: Turns, original: Function, hook: Hook) -> Function:
+    """Make the beginning of each call a turn; dynamo, which may trace the call, does not see that."""
+
+    def turn(*_: Any) -> None:
+        turns.turn()
+
+    turning = wrap_function(original, hook, hook.timed(turn), nothing_after)
+    turning._torchdynamo_inline = original  # type: ignore[attr-defined]
+    return turning
 
 
 def when_due(turns: Turns, original: Function, beating_now: Function) -> Function:

@@ -149,6 +149,10 @@ class Turns:
         if self._can_look():
             self._look(turn, self._looks)
 
+    def turn(self) -> None:
+        """Ask at a rare place behind which memory has grown, and nothing of ours runs for long."""
+        self._beat(self._turn_beats)
+
     def beat(self) -> None:
         """Ask, if the budget allows it, whether the used memory has changed, and look if it has."""
         if self._beats_at_turn:
