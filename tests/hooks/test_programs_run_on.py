@@ -28,7 +28,7 @@ def run(tmp_path: Path, program: str, *, traced: bool, broken: str = "") -> Trac
     """Run a program as it is, or traced with its hooks broken at one place."""
     folder = tmp_path / "recording"
     manifest.create(folder, owner=None, command=[], config=None)
-    environment = traced_environment(folder, BROKEN=broken, RENDEZVOUS=str(tmp_path / "rendezvous"))
+    environment = traced_environment(folder, collects=True, BROKEN=broken, RENDEZVOUS=str(tmp_path / "rendezvous"))
     environment["PYTHONPATH"] += f":{PROGRAMS / 'broken_hooks'}:{PROGRAMS}:{tmp_path}"
     if not traced:
         del environment["RLTRACE_DIR"]
