@@ -18,7 +18,9 @@ from rltrace.analysis.folding import MOST_RANKS, for_programs, ranks_apart
 from rltrace.analysis.selected import selected
 from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import WIDTH, show
+from rltrace.cli.tables.fit import MANY, visible_figures
 from rltrace.cli.tables.problems import clock_lines
+from rltrace.events import Span
 from rltrace.read.selection import ALL, Selection, numbers
 
 
@@ -124,3 +126,25 @@ def clock(host: str, **differs: Any) -> ClockFigures:
         "bound_seconds": 1e-4,
     }  # fmt: skip
     return ClockFigures(**usual | differs)
+
+
+def test_many_plain_records_are_shown_as_they_are(tmp_path: Path) -> None:
+    """A list of many records is kept as it is if all are plain, and a single control character in it is made visible
+    all the same."""
+    steps = summarize(long_run(tmp_path / "run").read()).steps
+    assert len(steps) > MANY
+    assert visible_figures(steps) == steps
+    for text, shown in (("a\x1b[31m", r"a\x1b[31m"), ("a\x7f", r"a\x7f"), ("a\u202e", r"a\u202e"), ("é", "é")):
+        steps[100] = msgspec.structs.replace(steps[100], error=text)
+        found = visible_figures(steps)
+        assert found[100].error == shown
+        assert found[:100] + found[101:] == steps[:100] + steps[101:]
+
+
+def test_deep_arguments_of_many_spans_end_in_dots() -> None:
+    """Arguments of a program may be of any depth: they are cut also in a list of many spans."""
+    deep: list[Any] = []
+    for _ in range(100):
+        deep = [deep]
+    spans = [Span("a", 1, 0, number, None, {"deep": deep}, (), ()) for number in range(MANY)]
+    assert "..." in str(visible_figures(spans)[0])

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import NamedTuple
 
@@ -543,8 +543,13 @@ class Steps(NamedTuple):
     """In the rollout, where parameters and states are away if they are offloaded."""
 
 
+@lru_cache(maxsize=64)
 def walk(trainer: Trainer, steps: int = 2) -> Steps:
-    """Return the phases of a step, by default of a steady one: the first makes the optimizer's states."""
+    """Return the phases of a step, by default of a steady one: the first makes the optimizer's states.
+
+    The search for ceilings and the changes that it leads to ask for the same ones again. Nobody may change what they
+    get.
+    """
     process = Walk(trainer)
     stages: dict[str, Stage] = {}
     for _ in range(steps):

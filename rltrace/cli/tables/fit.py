@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
@@ -50,12 +52,68 @@ def visible_figures(value: Any, depth: int = 0) -> Any:
         if _is_of_numbers(value):
             return value
         return {visible_figures(key): visible_figures(item, depth + 1) for key, item in value.items()}
+    if type(value) is list and len(value) >= MANY:
+        return [item for some in _parts(value) for item in _visible_part(some, depth + 1)]
     if type(value) in (list, tuple, set, frozenset):
         return type(value)(visible_figures(item, depth + 1) for item in value)
     return value
 
 
 _NUMBERS = frozenset({int, float, bool, type(None)})
+MANY = 64
+"""So many items of a list are looked at together."""
+AT_A_TIME = 1024
+"""So many at most: their JSON is there for a moment."""
+
+
+def _parts(items: list[Any]) -> Iterator[list[Any]]:
+    for first in range(0, len(items), AT_A_TIME):
+        yield items[first : first + AT_A_TIME]
+
+
+def _visible_part(items: list[Any], depth: int) -> list[Any]:
+    """Return some items of a list with control characters visible. A long run has a hundred thousand records without
+    any, which their JSON says at once."""
+    return items if _are_plain(items) else [visible_figures(item, depth) for item in items]
+
+
+def _are_plain(records: list[Any]) -> bool:
+    """Return whether records have nothing but printable ASCII: JSON escapes whatever else is below its end."""
+    if not all(map(_is_shallow, set(map(type, records)))):
+        return False
+    try:
+        written = msgspec.json.encode(records)
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):  # keys that are no text, half of a character
+        return False
+    return written.isascii() and b"\\" not in written and b"\x7f" not in written
+
+
+@functools.cache
+def _is_shallow(record: type) -> bool:
+    """Return whether a record's own declaration says how deep it is: arguments of spans, which may be anything, are
+    shown to `DEEPEST` levels only."""
+    return issubclass(record, msgspec.Struct) and not _holds_anything(inspect.type_info(record), ())
+
+
+def _holds_anything(kind: inspect.Type, around: tuple[inspect.Type, ...]) -> bool:
+    """Return whether a type has a part of any type, or one that is a record around it."""
+    if isinstance(kind, inspect.AnyType | inspect.CustomType) or kind in around:
+        return True
+    parts: list[inspect.Type]
+    match kind:
+        case inspect.StructType():
+            parts = [field.type for field in kind.fields]
+        case inspect.DictType():
+            parts = [kind.key_type, kind.value_type]
+        case inspect.UnionType():
+            parts = list(kind.types)
+        case inspect.TupleType():
+            parts = list(kind.item_types)
+        case inspect.CollectionType():
+            parts = [kind.item_type]
+        case _:
+            parts = []
+    return any(_holds_anything(part, (*around, kind)) for part in parts)
 
 
 def _is_of_numbers(value: dict[Any, Any]) -> bool:
