@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from same_moment_by_looks import SameMoment
+from unstamped_by_looks import Taken as TakenByLook
 from unstamped_by_looks import Unstamped as ByLooks
 
 from rltrace.analysis.looks import CONSISTENT_NS, Looks, columns, together
 from rltrace.analysis.moment_times import MomentTimes
 from rltrace.analysis.phase_times import PhaseTimes
-from rltrace.analysis.same_moment import NONE, Readings
+from rltrace.analysis.same_moment import NONE, Readings, Taken, same_moment
 from rltrace.analysis.seen.span_rows import moved
 from rltrace.analysis.transactions import _joined, _Rank
 from rltrace.analysis.unstamped import unstamped
@@ -106,18 +109,62 @@ def _spans(rows: list[tuple[int, dict[str, Any]]]) -> list[Span]:
 def test_samples_of_a_moment(first: list[Any], second: list[Any]) -> None:
     """What each edge takes of two processes is what a search look by look takes."""
     spans = {"1": _spans(first), "2": _spans(second)}
+    found = _taken(unstamped, spans)
+    by_looks = ByLooks(spans)
+    assert [by_looks.taken(look, writer, spans) for look, writer in _edges(spans)] == [*_by_look(found)]
+
+
+thirds = st.integers(0, 9).map(lambda many: many * CONSISTENT_NS // 3)
+stamped = st.lists(
+    st.tuples(
+        thirds.map(lambda gap_ns: gap_ns + 1),
+        st.fixed_dictionaries(
+            {
+                "unchanged_ns": thirds,
+                "totals": st.fixed_dictionaries({"used": st.integers(0, 2), "driver.reserved": st.just(0)})
+                | st.just({"1": 5}),
+            },
+            optional={"cpu_ns": st.just({}), "others_bytes": st.integers(0, 1)},
+        ),
+    ),
+    max_size=10,
+)
+
+
+def _stamped(rows: list[tuple[int, dict[str, Any]]]) -> list[Span]:
+    """Looks of which some read the processor time of two processes, which run now and then."""
+    spans = _spans(rows)
+    for span in spans:
+        if "cpu_ns" in span.args:
+            turns = (span.end_ns or 0) // (4 * CONSISTENT_NS)
+            span.args["cpu_ns"] = {"1": turns * CONSISTENT_NS, "2": turns * 2 * CONSISTENT_NS}
+    return spans
+
+
+@given(stamped, stamped)
+def test_stamped_samples_of_a_moment(first: list[Any], second: list[Any]) -> None:
+    """The same of samples that say how long they hold."""
+    spans = {"1": _stamped(first), "2": _stamped(second)}
+    found = _taken(same_moment, spans)
+    by_looks = SameMoment(spans, _edges(spans))
+    assert [by_looks.taken(look, writer, spans) for look, writer in _edges(spans)] == [*_by_look(found)]
+
+
+def _edges(spans: dict[str, list[Span]]) -> list[tuple[Span, str]]:
+    return sorted(((look, pid) for pid in spans for look in spans[pid]), key=lambda edge: edge[0].end_ns or 0)
+
+
+def _taken(rule: Callable[..., Taken], spans: dict[str, list[Span]]) -> Taken:
+    """Apply a rule where all processes hold something all the time."""
     samples = {pid: columns(of_process) for pid, of_process in spans.items()}
     readings = _readings(samples)
-    everywhere = np.ones(len(readings.writers), np.bool_)
-    found = unstamped(samples, readings, dict.fromkeys(samples, everywhere))
-    by_looks = ByLooks(spans)
-    edges = sorted(((look, pid) for pid in spans for look in spans[pid]), key=lambda edge: edge[0].end_ns or 0)
-    for place, (look, writer) in enumerate(edges):
-        expected = by_looks.taken(look, writer, spans)
-        assert found.apart_ns[place] == expected.apart_ns
-        assert {pid: found.samples[pid][place] for pid in spans} == {
-            pid: NONE if sample is None else sample for pid, sample in expected.samples.items()
-        }
+    return rule(samples, readings, dict.fromkeys(samples, np.ones(len(readings.writers), np.bool_)))
+
+
+def _by_look(taken: Taken) -> Iterator[TakenByLook]:
+    for place, apart_ns in enumerate(taken.apart_ns.tolist()):
+        samples = {pid: int(of_process[place]) for pid, of_process in taken.samples.items()}
+        yield TakenByLook({pid: None if one == NONE else one for pid, one in samples.items()}, apart_ns)
 
 
 def _readings(samples: dict[str, Looks]) -> Readings:
