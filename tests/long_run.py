@@ -96,7 +96,12 @@ def check(run: Simulated) -> None:
     assert size_bytes <= run.budget_bytes
     early, late = run.looks[len(run.looks) // 5], run.looks[-1]
     assert late["files"] == early["files"]
-    assert late["mapped_segments"] <= early["mapped_segments"] + 1
+    half = len(run.looks) // 2
+    # A segment stays mapped until its thread is gone, so one look more or less has a few: the most of each half counts.
+    early_most, late_most = (
+        max(look["mapped_segments"] for look in looks) for looks in (run.looks[:half], run.looks[half:])
+    )
+    assert late_most <= early_most + 2, run.looks
     assert late["anonymous_kib"] <= early["anonymous_kib"] + 1024, "less than a MiB in all the time"
     found = summarize(Recording.open(run.folder))
     assert {span.name: span.count for span in found.own_spans} == {"own": run.steps * SPANS, "thread": run.threads}

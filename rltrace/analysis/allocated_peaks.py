@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from rltrace.analysis.looks import end_ns_of, looks
+from rltrace.analysis.looks import looks
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.samples import values_at
 from rltrace.analysis.steps import StepWindows
@@ -68,21 +68,20 @@ class AllocatedPeaks:
     """The peaks of one process."""
 
     def __init__(self, process: Seen) -> None:
-        self._looks = looks(process)
+        own = looks(process)
+        self._starts_ns, self._ends_ns, self._turns = own.starts_ns, own.ends_ns, own.turns
         # Of an engine beside a trainer: its pools are in no count, for torch counts them asleep as awake.
         outside = OUTSIDE | POOLS if any(move.name in (MAP, UNMAP) for move in process.moves) else OUTSIDE
         self._owners = [owner for owner in OWNERS if owner in process.owners and owner not in outside]
-        self._ends_ns = np.array([end_ns_of(look) for look in self._looks], np.int64)
-        self._starts_ns = np.array([look.start_ns for look in self._looks], np.int64)
         rows = [values_at(process.owners[owner], self._ends_ns) for owner in self._owners]
-        self._rows = np.array(rows).reshape(len(self._owners), len(self._looks)).T
+        self._rows = np.array(rows).reshape(len(self._owners), len(self._ends_ns)).T
         self._allocated = self._rows.sum(axis=1)
         self._told_ns = np.array(process.allocated_peak.times_ns, np.int64)
         self._counted = np.array(process.allocated_peak.values, np.float64)
 
     def most(self, start_ns: int | None = None, end_ns: int | None = None) -> Peak | None:
         """Return the peak of a window, or of all time; None where nobody looked, or torch does not count it."""
-        counted, looked = np.ones(len(self._counted), bool), np.ones(len(self._looks), bool)
+        counted, looked = np.ones(len(self._counted), bool), np.ones(len(self._ends_ns), bool)
         before_bytes = 0.0
         if start_ns is not None and end_ns is not None:
             counted = (start_ns <= self._told_ns) & (self._told_ns < end_ns)
@@ -104,14 +103,14 @@ class AllocatedPeaks:
     def _by_owner(self, told_ns: int, peak_bytes: int) -> tuple[int, dict[str, int]]:
         """Return when the look was begun that told a peak, if one did, and who held how much of it."""
         behind = int(np.searchsorted(self._ends_ns, told_ns))
-        is_in_look = behind < len(self._looks) and self._starts_ns[behind] <= told_ns
+        is_in_look = behind < len(self._ends_ns) and self._starts_ns[behind] <= told_ns
         near = [index for index in (behind - 1, *([behind] if is_in_look else [])) if index >= 0]
         fitting = [index for index in near if self._allocated[index] <= peak_bytes]
         held = self._held(max(fitting, key=lambda index: float(self._allocated[index]))) if fitting else {}
         between_bytes = peak_bytes - sum(held.values())
         if between_bytes:
             # Without a look it was told where a backward ended.
-            turn = self._looks[behind].args.get("turn") if is_in_look else Turn.BACKWARD_END
+            turn = self._turns[behind] if is_in_look else Turn.BACKWARD_END
             owner = self._of_between(turn, held)
             held[owner] = held.get(owner, 0) + between_bytes
         return (int(self._starts_ns[behind]) if is_in_look else told_ns), held

@@ -9,20 +9,20 @@ moment; `unstamped.py` does so for Recordings that were made before samples were
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, by_name, end_ns_of, looks, totals_of
+from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, ByName, Looks, Values, by_name, looks, together
 from rltrace.analysis.observations import Observations, once
-from rltrace.analysis.same_moment import SameMoment, are_stamped
+from rltrace.analysis.same_moment import NONE, Readings, Taken, are_stamped, same_moment
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.samples import Samples, values_at
-from rltrace.analysis.unstamped import Unstamped, consistent
-from rltrace.events import OWNERS, Span
+from rltrace.analysis.unstamped import consistent, unstamped
+from rltrace.events import OWNERS
 
 FREE, UNACCOUNTED, INTERPRETER = "free", "unaccounted", "interpreter"
 FORMER_NAMES = {"unexplained": UNACCOUNTED}
@@ -50,8 +50,8 @@ class Ledger:
         """Whether all samples of a moment hold there."""
         self.cost_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
         """How long the process that looked took for it."""
-        self.held_bytes: list[dict[str, int]] = [{} for _ in times_ns]
-        """What a GPU's driver said of each process, by pid; empty where nobody knows."""
+        self.held_bytes: ByName = by_name([None] * len(times_ns))
+        """What a GPU's driver said of each process, by pid; nothing where nobody knows."""
         self.is_of_gpu = False
         """Whether a driver read the total; else the kernel did, and the host's memory is the device's."""
 
@@ -151,127 +151,117 @@ def _until_the_end(samples: Samples, process: Seen) -> Samples:
 class _Process:
     """What one process said of itself, look by look."""
 
-    def __init__(self, seen: Seen, own_looks: list[Span], owners: list[str]) -> None:
+    def __init__(self, seen: Seen, own_looks: Looks, owners: list[str]) -> None:
+        self.pid = str(seen.process.pid)
         self.last_ns = seen.last_ns
         self.looks = own_looks
-        ends_ns = np.array([end_ns_of(look) for look in self.looks], np.int64)
-        self.rows = np.zeros((len(self.looks), len(owners)))
+        self.rows = np.zeros((len(own_looks.ends_ns), len(owners)))
         for owner, samples in seen.owners.items():
-            self.rows[:, owners.index(owner)] = values_at(samples, ends_ns)
+            self.rows[:, owners.index(owner)] = values_at(samples, own_looks.ends_ns)
 
-    def has_said(self, at_ns: int) -> bool:
-        """Return whether the process was there and had measured itself; one with rows and no look never did."""
-        return bool(self.looks) and end_ns_of(self.looks[0]) <= at_ns <= self.last_ns
+    def has_said(self, times_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return when the process was there and had measured itself; one with rows and no look never did."""
+        if not len(self.looks.ends_ns):
+            return np.zeros(len(times_ns), np.bool_)
+        return np.asarray((self.looks.ends_ns[0] <= times_ns) & (times_ns <= self.last_ns))
 
-
-class _Reading:
-    """A look that has read a total."""
-
-    def __init__(self, look: Span, writer: str) -> None:
-        self.look = look
-        self.writer = writer
-        """The pid of its process."""
-        self.end_ns = end_ns_of(look)
-        self.totals = totals_of(look)
-        self.is_of_gpu = DRIVER_RESERVED in self.totals
-        self.held_bytes: dict[str, int] = by_name(look, "held_bytes")
-
-    def rows_of_all(self, pids: Set[str]) -> dict[str, float]:
-        """Return the rows that the totals tell of themselves; processes (`pids`) without a sample fall to the last one
-        of each.
-
-        On a GPU that is so only if its driver says what any of them holds: else nobody knows their contexts.
-        """
-        if not self.is_of_gpu:
-            return {INTERPRETER: 0.0}
-        reserved_bytes, free_bytes = self.totals[DRIVER_RESERVED], float(self.look.args.get("free_bytes", 0))
-        contexts = {} if self.held_bytes.keys().isdisjoint(pids) else {CONTEXT: 0.0}
-        return {DRIVER_RESERVED: reserved_bytes, FREE: free_bytes, **contexts}
-
-    def processes(self, known: dict[str, _Process]) -> dict[str, float]:
-        """Return the processes of its device with what each holds; where the driver does not say, all that we know."""
-        if not self.is_of_gpu:
-            return self.totals
-        if self.held_bytes:
-            return {pid: float(size) for pid, size in self.held_bytes.items()}
+    def is_there(self, readings: Looks) -> NDArray[np.bool_]:
+        """Return which readings are of a device of which it holds something: as the totals say, else the driver; where
+        that does not say, whatever we know."""
         # Whose processor time was read is a list of an earlier reading, to which another may have come since.
-        there = dict.fromkeys(pid for pid, process in known.items() if process.has_said(self.end_ns))
-        return dict.fromkeys([*by_name(self.look, "cpu_ns"), *there], np.nan)
+        known = readings.cpu_ns.says(self.pid) | self.has_said(readings.ends_ns)
+        of_gpu = np.where(readings.held_bytes.says_any(), readings.held_bytes.says(self.pid), known)
+        return np.where(readings.is_of_gpu, of_gpu, readings.totals.says(self.pid))
 
 
 def ledger_of_looks(processes: list[Seen]) -> Ledger | None:
     """Return a ledger with a moment for each look of a process of the device; None if nobody read a total."""
     looks_of = [(seen, looks(seen)) for seen in processes]
-    readings = [_Reading(look, str(seen.process.pid)) for seen, own in looks_of for look in own if totals_of(look)]
-    if not readings:
+    readings = _readings(looks_of)
+    if not len(readings.writers):
         return None
-    pids = {str(seen.process.pid) for seen in processes if seen.owners}
-    readings.sort(key=lambda reading: reading.end_ns)
-    of_all = [reading.rows_of_all(pids) for reading in readings]
-    named = sorted({owner for process in processes for owner in process.owners}.union(*of_all), key=OWNERS.index)
-    known = {str(seen.process.pid): _Process(seen, own, named) for seen, own in looks_of if seen.owners}
+    known_looks = {str(seen.process.pid): (seen, own) for seen, own in looks_of if seen.owners}
+    of_totals = _rows_of_totals(readings.looks, list(known_looks))
+    named = sorted({owner for seen in processes for owner in seen.owners}.union(of_totals), key=OWNERS.index)
+    known = {pid: _Process(seen, own, named) for pid, (seen, own) in known_looks.items()}
     samples = {pid: process.looks for pid, process in known.items()}
+    there = {pid: process.is_there(readings.looks) for pid, process in known.items()}
     is_stamped = all(map(are_stamped, samples.values()))
-    pairs = [(reading.look, reading.writer) for reading in readings]
-    rule = SameMoment(samples, pairs) if is_stamped else Unstamped(samples, [look for look, _ in pairs])
-    rows, apart_ns = _moments(readings, of_all, known, named, rule)
-    totals = np.array([sum(reading.totals.values()) for reading in readings], np.float64)
+    taken = (same_moment if is_stamped else unstamped)(samples, readings, there)
+    rows = np.zeros((len(readings.writers), len(named)))
+    for owner, size_bytes in of_totals.items():
+        rows[:, named.index(owner)] = size_bytes
+    _add_samples(rows, named, readings.looks, known, there, taken)
     counted = [index for index, owner in enumerate(named) if owner != FREE]
-    unaccounted = totals - rows[:, counted].sum(axis=1)
-    ledger = Ledger(
-        [*named, UNACCOUNTED],
-        np.array([reading.end_ns for reading in readings], np.int64),
-        np.column_stack([rows, unaccounted]),
-    )
-    ledger.apart_ns = apart_ns
-    ledger.cost_ns = np.array([reading.end_ns - reading.look.start_ns for reading in readings], np.float64)
-    ledger.held_bytes = [reading.held_bytes for reading in readings]
+    unaccounted = readings.looks.totals.sums() - rows[:, counted].sum(axis=1)
+    ledger = Ledger([*named, UNACCOUNTED], readings.looks.ends_ns, np.column_stack([rows, unaccounted]))
+    ledger.apart_ns = taken.apart_ns
+    ledger.cost_ns = (readings.looks.ends_ns - readings.looks.starts_ns).astype(np.float64)
+    ledger.held_bytes = readings.looks.held_bytes
     ledger.is_consistent = ledger.apart_ns <= CONSISTENT_NS
-    ledger.is_of_gpu = all(reading.is_of_gpu for reading in readings)
+    ledger.is_of_gpu = bool(readings.looks.is_of_gpu.all())
     if ledger.is_of_gpu and not is_stamped:
         ledger.is_consistent = consistent(ledger.apart_ns, unaccounted)
     return ledger
 
 
-def _moments(
-    readings: list[_Reading],
-    of_all: list[dict[str, float]],
-    known: dict[str, _Process],
+def _readings(looks_of: Sequence[tuple[Seen, Looks]]) -> Readings:
+    """Return the looks of all processes that have read a total, in order."""
+    pids = list(dict.fromkeys(str(seen.process.pid) for seen, _ in looks_of))
+    read = [(str(seen.process.pid), own.part(np.flatnonzero(own.totals.says_any()))) for seen, own in looks_of]
+    found = together([own for _, own in read])
+    writers = np.repeat([pids.index(pid) for pid, _ in read], [len(own.ends_ns) for _, own in read])
+    order = np.argsort(found.ends_ns, kind="stable")
+    return Readings(found.part(order), writers[order], pids)
+
+
+def _rows_of_totals(readings: Looks, pids: list[str]) -> dict[str, Values]:
+    """Return the rows that the totals tell of themselves; processes (`pids`) without a sample fall to the last one of
+    each.
+
+    On a GPU that is so only if its driver says what any of them holds: else nobody knows their contexts.
+    """
+    zeros = np.zeros(len(readings.ends_ns))
+    is_of_gpu = readings.is_of_gpu
+    rows = {} if is_of_gpu.all() else {INTERPRETER: zeros}
+    if is_of_gpu.any():
+        for owner, size_bytes in ((DRIVER_RESERVED, readings.totals.of(DRIVER_RESERVED)), (FREE, readings.free_bytes)):
+            rows[owner] = np.where(is_of_gpu & ~np.isnan(size_bytes), size_bytes, 0.0)
+        if any((readings.held_bytes.says(pid) & is_of_gpu).any() for pid in pids):
+            rows[CONTEXT] = zeros
+    return rows
+
+
+def _add_samples(
+    rows: NDArray[np.float64],
     owners: list[str],
-    rule: SameMoment | Unstamped,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the rows of all processes of each look's device, and how far apart their samples are.
+    readings: Looks,
+    known: dict[str, _Process],
+    there: dict[str, NDArray[np.bool_]],
+    taken: Taken,
+) -> None:
+    """Add what processes hold to the rows of each look's device.
 
     Args:
+        rows: By moment and owner.
+        owners: Of the rows.
         readings: Looks with totals, in order.
-        of_all: The rows that the totals of each tell of themselves.
         known: The processes, by pid.
-        owners: The owners of the rows.
-        rule: Says which samples belong to a look.
+        there: When each of them holds something.
+        taken: The samples that belong to each look.
     """
-    place_of = {owner: place for place, owner in enumerate(owners)}
-    apart_ns = np.empty(len(readings))
-    cells: list[tuple[int, int, float]] = []
-    samples: dict[str, list[tuple[int, int]]] = {pid: [] for pid in known}
-    for moment, (reading, of_totals) in enumerate(zip(readings, of_all, strict=True)):
-        cells += [(moment, place_of[owner], size_bytes) for owner, size_bytes in of_totals.items()]
-        there = reading.processes(known)
-        taken = rule.taken(reading.look, reading.writer, [pid for pid in there if pid in known])
-        apart_ns[moment] = taken.apart_ns
-        for pid, held_bytes in there.items():
-            index = taken.samples.get(pid)
-            if index is not None:
-                samples[pid].append((moment, index))
-            elif reading.is_of_gpu:
-                if pid in known and pid in reading.held_bytes:  # what one holds that is not traced has no owner
-                    cells.append((moment, place_of[CONTEXT], held_bytes))
-            else:
-                cells.append((moment, place_of[INTERPRETER], held_bytes))
-    rows = np.zeros((len(readings), len(owners)))
-    for moment, place, size_bytes in cells:
-        rows[moment, place] += size_bytes
-    for pid, pairs in samples.items():
-        if pairs:
-            moments, indices = np.array(pairs).T
-            rows[moments] += known[pid].rows[indices]
-    return rows, apart_ns
+    is_of_gpu = readings.is_of_gpu
+    for pid, process in known.items():
+        samples = taken.samples[pid]
+        is_silent = there[pid] & (samples == NONE)
+        for owner, is_one, of_all in (
+            (CONTEXT, is_of_gpu & readings.held_bytes.says(pid), readings.held_bytes),
+            (INTERPRETER, ~is_of_gpu, readings.totals),
+        ):
+            if (alone := is_silent & is_one).any():
+                rows[alone, owners.index(owner)] += of_all.of(pid)[alone]
+        has_said = samples != NONE
+        rows[has_said] += process.rows[samples[has_said]]
+    if not is_of_gpu.all():  # what one holds of a GPU that is not traced has no owner
+        of_others = readings.totals.without(frozenset(known)).sums()
+        rows[:, owners.index(INTERPRETER)] += np.where(is_of_gpu, 0.0, of_others)

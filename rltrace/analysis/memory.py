@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from itertools import chain
-from math import isfinite
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from rltrace.analysis.allocated_peaks import AllocatedPeak, AllocatedPeaks, Peak, of_steps
 from rltrace.analysis.intervals import holding
@@ -26,9 +24,10 @@ from rltrace.analysis.ledger import (
     ledgers,
     most_held,
 )
-from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED
+from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, Places, looks
+from rltrace.analysis.moment_times import MomentTimes
 from rltrace.analysis.observations import Observations
-from rltrace.analysis.phase_times import PhaseTimes
+from rltrace.analysis.phase_times import PhaseSpans, PhaseTimes, phase_spans
 from rltrace.analysis.phases import ORDER
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.steps import StepWindows
@@ -198,14 +197,14 @@ class DeviceMoments(NamedTuple):
 def moments_of_devices(seen: Observations, windows: StepWindows) -> Iterator[tuple[Lane, DeviceMoments]]:
     """Yield all moments of every device whose owners' bytes were sampled, by rank."""
     for device in _devices(seen, windows):
-        steps = [*map(device.windows.step_at, device.times_ns)]
-        yield device.lane, DeviceMoments(device.ledger, steps, [*map(device.phase_at, device.times_ns)])
+        times_ns = device.ledger.times_ns
+        yield device.lane, DeviceMoments(device.ledger, device.steps_at(times_ns), device.phases_at(times_ns))
 
 
 def phase_boundaries(seen: Observations, windows: StepWindows) -> Iterator[tuple[Lane, list[Boundary]]]:
     """Yield both boundaries of every phase, by device."""
     for device in _devices(seen, windows):
-        yield device.lane, [*device.boundaries()]
+        yield device.lane, device.boundaries(device.edges())
 
 
 class FullestMoment(NamedTuple):
@@ -234,6 +233,25 @@ def fullest_moments(
     return list(_Device(lane, ledger, seen, windows).fullest_moments(step_ns))
 
 
+class _Edges(NamedTuple):
+    """Both boundaries of every phase, each phase's beginning before its end, and the moment nearest to each."""
+
+    moments: Places
+    away_ns: NDArray[np.int64]
+    is_consistent: NDArray[np.bool_]
+    """Whether that moment is consistent, and near."""
+
+
+class _Shown(NamedTuple):
+    """What is shown of some moments, by field."""
+
+    at_seconds: list[float]
+    used_bytes: list[int]
+    bytes: list[dict[str, int]]
+    apart_seconds: list[float | None]
+    is_consistent: list[bool | None]
+
+
 class _Device:
     """One device's ledger beside its phases and the run's steps."""
 
@@ -241,20 +259,18 @@ class _Device:
         self.lane, self.ledger, self.seen, self.windows = lane, ledger, seen, windows
         self.processes = seen.on(lane)
         self.used = ledger.used
-        self.spans = sorted(_phases_of(self.processes, seen.end_ns))
-        self.told_apart = _told_apart(self.spans)
-        self.phase_times = PhaseTimes(self.told_apart)
-        self.samplings = _samplings_of(self.processes)
-        # Plain numbers: a moment at a time is asked for.
-        self.times_ns: list[int] = ledger.times_ns.tolist()
-        self.used_bytes: list[int] = self.used.astype(np.int64).tolist()
-        self.owned_bytes: list[list[int]] = ledger.bytes.astype(np.int64).tolist()
+        self.used_bytes: NDArray[np.int64] = self.used.astype(np.int64)
+        self.owned_bytes: NDArray[np.int64] = ledger.bytes.astype(np.int64)
+        self.spans = phase_spans(self.processes, seen.end_ns)
+        self.told_apart = self.spans.told_apart(CONSISTENT_NS)
+        self.phase_times = PhaseTimes(self.told_apart.rows())
+        self.times = MomentTimes(ledger.times_ns, [looks(process) for process in self.processes])
         self._owned: dict[int, dict[str, int]] = {}
 
     def figures(self) -> DeviceMemory:
         """Return all its figures."""
-        peak = self.moment(int(np.argmax(self.used)))
-        boundaries = list(self.boundaries())
+        (peak,) = self.moments([int(np.argmax(self.used))])
+        edges = self.edges()
         counted = list(self.counted_peaks())
         return DeviceMemory(
             lane=self.lane.name,
@@ -268,42 +284,71 @@ class _Device:
             at_peak_bytes=peak.bytes,
             most_used=self.most_used(),
             owner_peaks=self.owner_peaks(),
-            steps=list(self.step_peaks()),
-            phases=list(self.phase_peaks()),
-            boundaries=boundaries,
-            residual=self.residual(boundaries) if self.ledger.has_total else None,
+            steps=self.step_peaks(),
+            phases=self.phase_peaks(),
+            boundaries=self.boundaries(edges),
+            residual=self.residual(edges) if self.ledger.has_total else None,
             allocated_peaks=[self.allocated_peak(name, most) for name, most, _ in counted],
             allocated_steps=[self.allocated_peak(name, peak) for name, _, steps in counted for peak in steps],
             unknown=self.unknown(),
             others=self.others(),
         )
 
-    def moment(self, index: int, phase: str | None = None) -> Moment:
-        """Return one moment of the ledger; its phase goes by its time unless it is given."""
-        at_ns = self.times_ns[index]
-        apart_seconds, is_consistent = self.apart(index)
-        return Moment(
-            step=self.windows.step_at(at_ns),
-            phase=phase or self.phase_at(at_ns),
-            at_seconds=(at_ns - self.seen.start_ns) / 1e9,
-            used_bytes=self.used_bytes[index],
-            bytes=self.owned(index),
-            apart_seconds=apart_seconds,
-            is_consistent=is_consistent,
+    def moments(self, moments: Iterable[int], phases: Sequence[str] | None = None) -> list[Moment]:
+        """Return some moments of the ledger; their phases go by their times unless they are given."""
+        chosen = np.fromiter(moments, np.intp)
+        times_ns = self.ledger.times_ns[chosen]
+        named = self.phases_at(times_ns) if phases is None else self.named(phases, times_ns)
+        return [
+            Moment(
+                step=step,
+                phase=phase,
+                at_seconds=at_seconds,
+                used_bytes=used_bytes,
+                bytes=owned,
+                apart_seconds=apart_seconds,
+                is_consistent=is_consistent,
+            )
+            for step, phase, at_seconds, used_bytes, owned, apart_seconds, is_consistent in zip(
+                self.steps_at(times_ns), named, *self.shown(chosen, self.ledger.is_consistent[chosen]), strict=True
+            )
+        ]
+
+    def shown(self, moments: Places, is_consistent: NDArray[np.bool_]) -> _Shown:
+        """Return what is shown of some moments; nobody knows how consistent they are where nobody read a total."""
+        apart_ns = self.ledger.apart_ns[moments]
+        is_known = np.isfinite(apart_ns)
+        return _Shown(
+            ((self.ledger.times_ns[moments] - self.seen.start_ns) / 1e9).tolist(),
+            self.used_bytes[moments].tolist(),
+            self.owned(moments),
+            _known(apart_ns / 1e9, is_known),
+            _known(is_consistent, is_known),
         )
 
-    def owned(self, index: int) -> dict[str, int]:
-        """Return the bytes of each owner at a moment, which many boundaries and peaks share: nobody may change it."""
-        found = self._owned.get(index)
-        if found is None:
-            found = self._owned[index] = dict(zip(self.ledger.owners, self.owned_bytes[index], strict=True))
-        return found
+    def owned(self, moments: Places) -> list[dict[str, int]]:
+        """Return the bytes of each owner at some moments, which many boundaries and peaks share: nobody may change
+        them."""
+        asked = moments.tolist()
+        new = [moment for moment in dict.fromkeys(asked) if moment not in self._owned]
+        rows = self.owned_bytes[new].tolist()
+        self._owned |= {
+            moment: dict(zip(self.ledger.owners, row, strict=True)) for moment, row in zip(new, rows, strict=True)
+        }
+        return [self._owned[moment] for moment in asked]
 
-    def apart(self, index: int) -> tuple[float | None, bool | None]:
-        """Return how far apart in seconds the samples of a moment are, and whether it is consistent; None where nobody
-        knows."""
-        apart_ns = float(self.ledger.apart_ns[index])
-        return (apart_ns / 1e9, bool(self.ledger.is_consistent[index])) if isfinite(apart_ns) else (None, None)
+    def steps_at(self, times_ns: NDArray[np.int64]) -> list[int | None]:
+        """Return the number of the step that each instant is in; None outside of steps."""
+        numbers = self.windows.numbers
+        return [numbers[place] for place in self.windows.places(times_ns).tolist()]
+
+    def phases_at(self, times_ns: NDArray[np.int64]) -> list[str | None]:
+        """Return the phase of each instant."""
+        return [*map(self.phase_at, times_ns.tolist())]
+
+    def named(self, phases: Iterable[str], times_ns: NDArray[np.int64]) -> list[str | None]:
+        """Return some names of phases; for one that is empty the phase of its instant."""
+        return [name or self.phase_at(int(at_ns)) for name, at_ns in zip(phases, times_ns.tolist(), strict=True)]
 
     def phase_at(self, at_ns: int) -> str | None:
         """Return the phase that holds an instant; where one ends and another begins, the one that begins.
@@ -318,104 +363,92 @@ class _Device:
         around = self.phase_times.around(at_ns)
         if around is not None:
             return around
-        return self.phase_times.ended(at_ns, self.sampling_began_ns(at_ns) - CONSISTENT_NS)
+        began_ns = int(self.times.began_ns(np.array([at_ns]))[0])
+        return self.phase_times.ended(at_ns, began_ns - CONSISTENT_NS)
 
-    def sampling_began_ns(self, at_ns: int) -> int:
-        """Return when the sample that an instant lies in was begun; on a busy machine a sample takes longer than 5
-        ms."""
-        starts_ns, ends_ns = self.samplings
-        place = bisect_left(ends_ns, at_ns)
-        return min(at_ns, starts_ns[place]) if place < len(ends_ns) else at_ns
-
-    def inside(self, start_ns: int, end_ns: int) -> range:
-        """Return the moments from an instant to another one, both included."""
-        return range(bisect_left(self.times_ns, start_ns), bisect_right(self.times_ns, end_ns))
-
-    def step_peaks(self) -> Iterator[Moment]:
+    def step_peaks(self) -> list[Moment]:
         """Return the fullest moment of each step."""
-        for number, (start_ns, end_ns) in zip(self.windows.numbers, self.windows.windows.tolist(), strict=True):
-            inside = self.inside(start_ns, end_ns - 1)
-            if number is not None and len(inside):
-                yield self.moment(inside.start + int(np.argmax(self.used[inside.start : inside.stop])))
+        has_number = np.array([number is not None for number in self.windows.numbers], np.bool_)
+        starts_ns, ends_ns = self.windows.windows[has_number].T
+        inside = zip(self.times.firsts(starts_ns).tolist(), self.times.behind(ends_ns - 1).tolist(), strict=True)
+        return self.moments(
+            first + int(np.argmax(self.used[first:behind])) for first, behind in inside if first < behind
+        )
 
-    def phase_peaks(self) -> Iterator[Moment]:
+    def phase_peaks(self) -> list[Moment]:
         """Return the fullest moment of each phase: inside it, or at one of its boundaries."""
-        for name, moments in self.moments_of_phases().items():
-            yield self.moment(max(moments, key=lambda index: self.used[index]), name)
+        of_phases = self.moments_of_phases(self.told_apart)
+        return self.moments(
+            (int(moments[np.argmax(self.used[moments])]) for moments in of_phases.values()), [*of_phases]
+        )
 
     def fullest_moments(self, step_ns: tuple[int, int] | None) -> Iterator[FullestMoment]:
         """Return the moment of each phase when most was allocated, and of those alike the fullest."""
         allocated = self.used - self.ledger.row(CACHED)
-        for name, moments in self.moments_of_phases(step_ns).items():
-            index = max(moments, key=lambda index: (allocated[index], self.used[index]))
-            spans = [(start_ns, end_ns) for start_ns, end_ns, called in self.told_apart if called == name]
-            yield FullestMoment(
-                self.moment(index, name), int(max(self.used[moments])), any(map(self.is_sampled_inside, spans))
-            )
+        spans = self.told_apart
+        if step_ns is not None:
+            spans = spans.part((step_ns[0] <= spans.starts_ns) & (spans.starts_ns < step_ns[1]))
+        for name, moments in self.moments_of_phases(spans).items():
+            is_most = allocated[moments] == allocated[moments].max()
+            (moment,) = self.moments([int(moments[np.argmax(np.where(is_most, self.used[moments], -np.inf))])], [name])
+            yield FullestMoment(moment, int(self.used[moments].max()), self.is_sampled_inside(name))
 
-    def is_sampled_inside(self, span: tuple[int, int]) -> bool:
+    def is_sampled_inside(self, name: str) -> bool:
         """Return whether anybody looked further from both ends of a phase than a sample of these may be."""
-        return len(self.inside(span[0] + CONSISTENT_NS + 1, span[1] - CONSISTENT_NS - 1)) > 0
+        spans = self.told_apart.part(self.told_apart.places == self.told_apart.names.index(name))
+        firsts = self.times.firsts(spans.starts_ns + CONSISTENT_NS + 1)
+        return bool((firsts < self.times.behind(spans.ends_ns - CONSISTENT_NS - 1)).any())
 
-    def moments_of_phases(self, step_ns: tuple[int, int] | None = None) -> dict[str, list[int]]:
-        """The moments inside of each phase and at its boundaries, in the order of a step."""
-        found: dict[str, list[list[int]]] = {}
-        begins: dict[str, list[int]] = {}
-        for start_ns, end_ns, name in self.told_apart:
-            if step_ns is not None and not step_ns[0] <= start_ns < step_ns[1]:
-                continue
-            found.setdefault(name, []).append([*self.inside(start_ns, end_ns), self.nearest(end_ns)])
-            # Its first sample may lie before its beginning: what a sleep frees was there when it began.
-            if self.away_ns(index := self.nearest(start_ns), start_ns) <= CONSISTENT_NS:
-                begins.setdefault(name, []).append(index)
-        # In this order, for of moments that hold as much the first is taken.
-        return {
-            name: [*chain.from_iterable(reversed(found[name])), *begins.get(name, ())]
-            for name in sorted(found, key=lambda name: (ORDER.get(name, len(ORDER)), name))
-        }
+    def moments_of_phases(self, spans: PhaseSpans) -> dict[str, Places]:
+        """The moments inside of each phase and at its boundaries, in the order of a step.
 
-    def boundaries(self) -> Iterator[Boundary]:
-        """Return both boundaries of every phase that is over."""
-        for start_ns, end_ns, name in self.spans:
-            step = self.windows.step_at(start_ns)
-            for side, at_ns in (("begin", start_ns), ("end", end_ns)):
-                index = self.nearest(at_ns)
-                away_ns = self.away_ns(index, at_ns)
-                apart_seconds, is_consistent = self.apart(index)
-                if away_ns > CONSISTENT_NS and is_consistent:  # that moment tells little of this boundary
-                    is_consistent = False
-                yield Boundary(
-                    step=step,
-                    phase=name or self.phase_at(self.times_ns[index]),
-                    at_seconds=(self.times_ns[index] - self.seen.start_ns) / 1e9,
-                    used_bytes=self.used_bytes[index],
-                    bytes=self.owned(index),
-                    apart_seconds=apart_seconds,
-                    is_consistent=is_consistent,
-                    side=side,
-                    away_seconds=away_ns / 1e9,
-                )
-
-    def nearest(self, at_ns: int) -> int:
-        """Return the moment that says most about an instant: the nearest one, or if that is not near, the last one
-        before.
-
-        If nobody looked at that time, what was there is what was there last; the next sample may be after memory has
-        moved.
+        The last of a name comes first, for of moments that hold as much the first is taken.
         """
-        times_ns = self.times_ns
-        index = bisect_left(times_ns, at_ns)
-        if index == len(times_ns) or (index and at_ns - times_ns[index - 1] <= times_ns[index] - at_ns):
-            index = bisect_left(times_ns, times_ns[index - 1])  # the first one of that time
-        if self.away_ns(index, at_ns) > CONSISTENT_NS:
-            return max(bisect_right(times_ns, at_ns) - 1, 0)
-        return index
+        begins, ends = self.times.nearest(spans.starts_ns), self.times.nearest(spans.ends_ns)
+        # Its first sample may lie before its beginning: what a sleep frees was there when it began.
+        is_near = self.times.away_ns(begins, spans.starts_ns) <= CONSISTENT_NS
+        firsts = self.times.firsts(spans.starts_ns)
+        many = np.maximum(self.times.behind(spans.ends_ns) - firsts, 0)
+        found: dict[str, Places] = {}
+        for place in np.unique(spans.places).tolist():
+            own = np.flatnonzero(spans.places == place)
+            last_first = own[::-1]
+            inside = _ranges_and_ends(firsts[last_first], many[last_first], ends[last_first])
+            found[spans.names[place]] = np.concatenate([inside, begins[own[is_near[own]]]])
+        return {name: found[name] for name in sorted(found, key=lambda name: (ORDER.get(name, len(ORDER)), name))}
 
-    def away_ns(self, index: int, at_ns: int) -> int:
-        """Return how far an instant is from the sampling of a moment, which takes a while on a busy machine; 0 inside
-        it."""
-        end_ns = self.times_ns[index]
-        return max(self.sampling_began_ns(end_ns) - at_ns, at_ns - end_ns, 0)
+    def edges(self) -> _Edges:
+        """Return both boundaries of every phase that is over."""
+        at_ns = np.column_stack([self.spans.starts_ns, self.spans.ends_ns]).ravel()
+        moments = self.times.nearest(at_ns)
+        away_ns = self.times.away_ns(moments, at_ns)
+        # A moment that is not near tells little of a boundary.
+        return _Edges(moments, away_ns, self.ledger.is_consistent[moments] & (away_ns <= CONSISTENT_NS))
+
+    def boundaries(self, edges: _Edges) -> list[Boundary]:
+        """Return the same as they are shown."""
+        names = [self.spans.names[place] for place in np.repeat(self.spans.places, 2).tolist()]
+        return [
+            Boundary(
+                step=step,
+                phase=phase,
+                at_seconds=at_seconds,
+                used_bytes=used_bytes,
+                bytes=owned,
+                apart_seconds=apart_seconds,
+                is_consistent=is_consistent,
+                side=side,
+                away_seconds=away_seconds,
+            )
+            for step, phase, side, away_seconds, at_seconds, used_bytes, owned, apart_seconds, is_consistent in zip(
+                self.steps_at(np.repeat(self.spans.starts_ns, 2)),
+                self.named(names, self.ledger.times_ns[edges.moments]),
+                ["begin", "end"] * len(self.spans.places),
+                (edges.away_ns / 1e9).tolist(),
+                *self.shown(edges.moments, edges.is_consistent),
+                strict=True,
+            )
+        ]
 
     def most_used(self) -> MostUsed | None:
         """The highest point of the line of what is used."""
@@ -436,21 +469,39 @@ class _Device:
             for owner, most in most_held(self.processes).items()
         }
 
-    def residual(self, boundaries: list[Boundary]) -> Residual:
+    def residual(self, edges: _Edges) -> Residual:
         """Return the bytes without an owner at the phase boundaries that are consistent."""
-        consistent = [boundary for boundary in boundaries if boundary.is_consistent]
-        over = [boundary for boundary in consistent if ownerless_bytes(boundary) > self.limit_bytes(boundary)]
-        worst = max(consistent, key=ownerless_bytes, default=None)
+        is_judged = edges.is_consistent & np.isfinite(self.ledger.apart_ns[edges.moments])
+        consistent = np.flatnonzero(is_judged)
+        moments = edges.moments[consistent]
+        ownerless, limits = self.ownerless_bytes()[moments], self.limit_bytes(moments)
+        worst = int(np.argmax(ownerless)) if len(consistent) else None
         return Residual(
-            boundaries=len(boundaries),
-            inconsistent_boundaries=len(boundaries) - len(consistent),
-            boundaries_over_limit=len(over),
-            worst_bytes=ownerless_bytes(worst) if worst else 0,
-            worst_limit_bytes=self.limit_bytes(worst) if worst else 0,
-            worst_phase=worst.phase if worst else None,
+            boundaries=len(edges.moments),
+            inconsistent_boundaries=len(edges.moments) - len(consistent),
+            boundaries_over_limit=int((ownerless > limits).sum()),
+            worst_bytes=0 if worst is None else int(ownerless[worst]),
+            worst_limit_bytes=0 if worst is None else int(limits[worst]),
+            worst_phase=None if worst is None else self.phase_of_edge(int(consistent[worst]), int(moments[worst])),
             sample_seconds=float(np.median(self.ledger.cost_ns)) / 1e9,
             sample_share=self.sample_share(),
         )
+
+    def phase_of_edge(self, edge: int, moment: int) -> str | None:
+        """Return the phase that a boundary is of."""
+        name = self.spans.names[self.spans.places[edge // 2]]
+        return self.named([name], self.ledger.times_ns[[moment]])[0]
+
+    def ownerless_bytes(self) -> NDArray[np.int64]:
+        """Return the unaccounted bytes of each moment, whatever their sign, plus the unattributed ones."""
+        rows = (self.ledger.row(owner).astype(np.int64) for owner in (UNACCOUNTED, UNATTRIBUTED))
+        return sum(map(np.abs, rows), np.zeros(len(self.used), np.int64))
+
+    def limit_bytes(self, moments: Places) -> NDArray[np.int64]:
+        """Return how many bytes may have no owner at some moments."""
+        on_cpu = (self.lane.device or "").startswith("cpu")
+        share = (ALLOWED_SHARE * self.used_bytes[moments]).astype(np.int64)
+        return np.maximum(share, ALLOWED_CPU_BYTES if on_cpu else ALLOWED_GPU_BYTES)
 
     def counted_peaks(self) -> Iterator[tuple[str, Peak, list[Peak]]]:
         """By torch's own count, of each process by name: the peak of the run, and that of each step."""
@@ -494,38 +545,44 @@ class _Device:
     def others(self) -> Others | None:
         """Return what the driver says about processes that do not belong to the Recording."""
         hosts = {process.process.host for process in self.processes}
-        ours = {str(pid) for host in hosts for pid in self.seen.pids[host]}
-        held = [
-            {pid: size for pid, size in said.items() if size and pid not in ours} for said in self.ledger.held_bytes
-        ]
-        most = max(range(len(held)), key=lambda index: sum(held[index].values()))
-        if not held[most]:
+        held = self.ledger.held_bytes.without(frozenset(str(pid) for host in hosts for pid in self.seen.pids[host]))
+        most = int(np.argmax(held.sums()))
+        of_most = np.flatnonzero((held.looks == most) & (held.values != 0))
+        if not len(of_most):
             return None
+        sizes = [(held.names[held.places[row]], int(held.values[row])) for row in of_most.tolist()]
         return Others(
             at_seconds=(int(self.ledger.times_ns[most]) - self.seen.start_ns) / 1e9,
             unaccounted_bytes=int(self.ledger.row(UNACCOUNTED)[most]),
-            held_bytes=dict(sorted(held[most].items(), key=lambda one: -one[1])),
+            held_bytes=dict(sorted(sizes, key=lambda one: -one[1])),
         )
-
-    def limit_bytes(self, moment: Moment) -> int:
-        """Return how many bytes may have no owner."""
-        on_cpu = (self.lane.device or "").startswith("cpu")
-        return max(int(ALLOWED_SHARE * moment.used_bytes), ALLOWED_CPU_BYTES if on_cpu else ALLOWED_GPU_BYTES)
 
     def sample_share(self) -> float | None:
         """Return the share of the finished steps' time that all samples of all processes took."""
         steps = self.windows.windows[1:][np.array(self.windows.finished[1:], bool)]
-        samples = [
-            (look.start_ns, look.end_ns)
-            for process in self.processes
-            for look in process.looks
-            if look.end_ns is not None
-        ]
-        if not len(steps) or not samples:
+        samples = [looks(process) for process in self.processes]
+        ends_ns = np.concatenate([one.ends_ns for one in samples])
+        if not len(steps) or not len(ends_ns):
             return None
-        start_ns, end_ns = np.array(samples, np.int64).T
-        inside = holding(steps, end_ns) >= 0
-        return float((end_ns - start_ns)[inside].sum() / (steps[:, 1] - steps[:, 0]).sum())
+        inside = holding(steps, ends_ns) >= 0
+        took_ns = ends_ns - np.concatenate([one.starts_ns for one in samples])
+        return float(took_ns[inside].sum() / (steps[:, 1] - steps[:, 0]).sum())
+
+
+def _known(values: NDArray[Any], is_known: NDArray[np.bool_]) -> list[Any]:
+    """Return values, and None where they are not known."""
+    found: list[Any] = values.tolist()
+    if is_known.all():
+        return found
+    return [value if known else None for value, known in zip(found, is_known.tolist(), strict=True)]
+
+
+def _ranges_and_ends(firsts: Places, many: Places, ends: Places) -> Places:
+    """Return places that follow a first one, and behind each range one more."""
+    behind = np.cumsum(many + 1)
+    found = np.arange(behind[-1]) + np.repeat(firsts - behind + many + 1, many + 1)
+    found[behind - 1] = ends
+    return found
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -594,7 +651,8 @@ def _out_of_memory(
     if ledger is not None:
         device = _Device(process.lane, ledger, seen, windows)
         until_ns = seen.end_ns if span.end_ns is None else span.end_ns
-        before = [device.moment(index) for index in device.inside(until_ns - LAST_NS, until_ns)]
+        first, behind = device.times.firsts(np.array([until_ns - LAST_NS])), device.times.behind(np.array([until_ns]))
+        before = device.moments(range(int(first[0]), int(behind[0])))
     moment = before[-1] if before else None
     asked_bytes, free_bytes = (span.args.get(name) for name in ("asked_bytes", "free_bytes"))
     missing_bytes = (asked_bytes or 0) - (free_bytes or 0)
@@ -623,35 +681,3 @@ def _out_of_memory(
             ),
         ],
     )
-
-
-def ownerless_bytes(moment: Moment) -> int:
-    """Return the unaccounted bytes, whatever their sign, plus the unattributed ones."""
-    return abs(moment.bytes.get(UNACCOUNTED, 0)) + abs(moment.bytes.get(UNATTRIBUTED, 0))
-
-
-def _phases_of(processes: Iterable[Seen], until_ns: int) -> Iterator[tuple[int, int, str]]:
-    """Return start, end and name of every phase of some processes; an open phase lasts until now."""
-    for process in processes:
-        for name, kept in process.phases.items():
-            for start_ns, end_ns in kept.rows(until_ns).tolist():
-                yield start_ns, end_ns, name
-
-
-def _told_apart(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    """Return phases without the slivers of a phase that is longer elsewhere.
-
-    Samples within 5 ms are one moment of the ledger: a shorter phase cannot be told from those around it. verl's
-    `weight_sync` has such a remainder after `rollout.wake_kv_cache`, when the KV cache is back already.
-    """
-    longer = {name for start_ns, end_ns, name in spans if end_ns - start_ns >= CONSISTENT_NS}
-    return [span for span in spans if span[1] - span[0] >= CONSISTENT_NS or span[2] not in longer]
-
-
-def _samplings_of(processes: Iterable[Seen]) -> tuple[list[int], list[int]]:
-    """Return start and end of every phase boundary that some processes sampled, by their ends."""
-    samplings = [
-        (look.end_ns, look.start_ns) for process in processes for look in process.looks if look.end_ns is not None
-    ]
-    samplings.sort()
-    return [start_ns for _, start_ns in samplings], [end_ns for end_ns, _ in samplings]

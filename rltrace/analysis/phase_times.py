@@ -3,7 +3,57 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rltrace.analysis.seen.process import Seen
+
+
+class PhaseSpans(NamedTuple):
+    """Phases of a device, by their beginnings, ends and names."""
+
+    names: list[str]
+    """The names that there are, in order."""
+    starts_ns: NDArray[np.int64]
+    ends_ns: NDArray[np.int64]
+    places: NDArray[np.intp]
+    """The place of each one's name."""
+
+    def part(self, chosen: NDArray[np.bool_]) -> PhaseSpans:
+        """Return some of them."""
+        return PhaseSpans(self.names, self.starts_ns[chosen], self.ends_ns[chosen], self.places[chosen])
+
+    def told_apart(self, least_ns: int) -> PhaseSpans:
+        """Return phases without the slivers of a phase that is longer elsewhere.
+
+        Samples within 5 ms (`least_ns`) are one moment of the ledger: a shorter phase cannot be told from those around
+        it. verl's `weight_sync` has such a remainder after `rollout.wake_kv_cache`, when the KV cache is back already.
+        """
+        is_long = self.ends_ns - self.starts_ns >= least_ns
+        has_longer = np.zeros(len(self.names), np.bool_)
+        has_longer[self.places[is_long]] = True
+        return self.part(is_long | ~has_longer[self.places])
+
+    def rows(self) -> list[tuple[int, int, str]]:
+        """Return start, end and name of each."""
+        named = map(self.names.__getitem__, self.places.tolist())
+        return [*zip(self.starts_ns.tolist(), self.ends_ns.tolist(), named, strict=True)]
+
+
+def phase_spans(processes: Iterable[Seen], until_ns: int) -> PhaseSpans:
+    """Return every phase of some processes; an open phase lasts until now."""
+    found = [(name, kept.rows(until_ns)) for process in processes for name, kept in process.phases.items()]
+    names = sorted({name for name, _ in found})
+    starts_ns, ends_ns = np.concatenate([np.empty((0, 2), np.int64), *(rows for _, rows in found)]).T
+    places = np.repeat(
+        np.array([names.index(name) for name, _ in found], np.intp), [len(rows) for _, rows in found] or 0
+    )
+    order = np.lexsort((places, ends_ns, starts_ns))
+    return PhaseSpans(names, starts_ns[order], ends_ns[order], places[order])
 
 
 class PhaseTimes:

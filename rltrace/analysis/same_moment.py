@@ -11,109 +11,117 @@ everybody who reads a total then finds that the others hold the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.looks import CONSISTENT_NS, end_ns_of, is_of_gpu, of_process, used_bytes
-from rltrace.events import Span
+from rltrace.analysis.looks import CONSISTENT_NS, Looks, Places, Values
 
-STAMP = "unchanged_ns"
+NONE = -1
+"""The place of a sample that there is none of: before a process's first."""
+
+
+class Readings(NamedTuple):
+    """Looks that have read a total, in order."""
+
+    looks: Looks
+    writers: Places
+    """The place of the process that looked in `pids`, (M,)."""
+    pids: list[str]
+
+    def are_of(self, pid: str) -> NDArray[np.bool_]:
+        """Return which are a process's own."""
+        return np.asarray(self.writers == (self.pids.index(pid) if pid in self.pids else NONE))
 
 
 class Taken(NamedTuple):
-    """The samples of the device's processes that belong to a look."""
+    """The samples of the device's processes that belong to each reading."""
 
-    samples: dict[str, int | None]
-    """The place of each process's sample, by pid; None before the process's first."""
-    apart_ns: float
-    """How far apart the times are during which these samples hold; 0 if they intersect."""
+    samples: dict[str, Places]
+    """The place of each process's sample, by pid, (M,); `NONE` where it is not there, or before its first."""
+    apart_ns: Values
+    """How far apart the times are during which these samples hold, (M,); 0 if they intersect."""
 
 
 class Held(NamedTuple):
-    """The time during which a sample holds."""
+    """The times during which samples hold."""
 
-    start_ns: float
-    end_ns: float
+    starts_ns: Values
+    ends_ns: Values
 
 
-def are_stamped(looks: Iterable[Span]) -> bool:
+def are_stamped(looks: Looks) -> bool:
     """Return whether each of the looks says since when it holds."""
-    return all(isinstance(look.args.get(STAMP), (int, float)) for look in looks)
+    return not np.isnan(looks.unchanged_ns).any()
 
 
-class SameMoment:
-    """Finds the samples that belong to the moment of a look."""
+def same_moment(samples: Mapping[str, Looks], readings: Readings, there: Mapping[str, NDArray[np.bool_]]) -> Taken:
+    """Return the samples that belong to the moment of each reading.
 
-    def __init__(self, samples: Mapping[str, Sequence[Span]], readings: Sequence[tuple[Span, str]]) -> None:
-        """Args:
+    Args:
         samples: The looks of each process that holds memory of the device, by pid, in order.
-        readings: All looks that have read a total, in order, each with the pid of its process.
-        """
-        self._samples = {pid: _Samples(pid, looks, [look for look, _ in readings]) for pid, looks in samples.items()}
-        of_gpu = [look for look, _ in readings if is_of_gpu(look)]
-        self._others = {pid: _others(of_gpu, self._samples.get(pid)) for pid in {pid for _, pid in readings}}
-
-    def taken(self, look: Span, writer: str, pids: Iterable[str]) -> Taken:
-        """Return the samples that belong to a look.
-
-        Args:
-            look: A look that has read totals.
-            writer: The pid of the process that looked.
-            pids: The processes that hold something at that time.
-        """
-        held = self._others[writer].get(end_ns_of(look), Held(look.start_ns, end_ns_of(look)))
-        taken = {pid: self._samples[pid].nearest(held, end_ns_of(look)) for pid in pids if pid != writer}
-        times = [held, *(self._samples[pid].held(index) for pid, index in taken.items() if index is not None)]
-        if writer in self._samples:
-            taken[writer] = self._samples[writer].last(end_ns_of(look))
-        apart_ns = max(time.start_ns for time in times) - min(time.end_ns for time in times)
-        return Taken(taken, max(0.0, apart_ns))
+        readings: Looks that have read totals.
+        there: At which readings each of these processes holds something.
+    """
+    of_processes = {pid: _Samples(pid, looks, readings.looks) for pid, looks in samples.items()}
+    held = _total_holds(of_processes, readings)
+    last_start_ns, first_end_ns = held
+    taken = {}
+    for pid, own in of_processes.items():
+        is_own = readings.are_of(pid)
+        nearest = np.where(is_own, own.last(readings.looks.ends_ns), own.nearest(held, readings.looks.ends_ns))
+        taken[pid] = np.where(there[pid], nearest, NONE)
+        counts = (taken[pid] != NONE) & ~is_own
+        times = own.held(taken[pid])
+        last_start_ns = np.where(counts, np.maximum(last_start_ns, times.starts_ns), last_start_ns)
+        first_end_ns = np.where(counts, np.minimum(first_end_ns, times.ends_ns), first_end_ns)
+    return Taken(taken, np.maximum(last_start_ns - first_end_ns, 0.0))
 
 
 class _Samples:
     """The samples of one process, and when each one holds. Both ends of these times only grow from one to the next."""
 
-    def __init__(self, pid: str, looks: Sequence[Span], readings: Sequence[Span]) -> None:
-        self._at_ns = np.array([end_ns_of(look) for look in looks], np.float64)
-        began_ns = np.array([look.start_ns for look in looks], np.float64)
-        since_ns = began_ns - np.array([float(look.args[STAMP]) for look in looks])
+    def __init__(self, pid: str, looks: Looks, readings: Looks) -> None:
+        self._at_ns = looks.ends_ns.astype(np.float64)
+        since_ns = looks.starts_ns - looks.unchanged_ns
         self._starts_ns = np.maximum.accumulate(since_ns)  # looks of several threads may overlap
-        next_ns = np.append(self._starts_ns[1:], np.inf)
+        next_ns = np.append(self._starts_ns[1:], np.inf)[: len(since_ns)]
         is_last = next_ns > self._at_ns  # of samples between which nothing has changed
         self._ends_ns = np.where(is_last, self._at_ns, np.inf)
         self._ends_ns = np.minimum.accumulate(self._ends_ns[::-1])[::-1]
         self._ends_ns = np.maximum(self._ends_ns, np.minimum(_idle_until_ns(pid, looks, readings), next_ns))
-        self._bytes = np.array([used_bytes(look) - float(look.args.get("others_bytes", "nan")) for look in looks])
+        self._bytes = looks.used_bytes - looks.others_bytes
 
-    def held(self, index: int) -> Held:
-        """Return when a sample holds."""
-        return Held(float(self._starts_ns[index]), float(self._ends_ns[index]))
+    def held(self, places: Places) -> Held:
+        """Return when samples hold; of `NONE` it says anything."""
+        if not len(self._at_ns):
+            return Held(np.zeros(len(places)), np.zeros(len(places)))
+        return Held(self._starts_ns[places], self._ends_ns[places])
 
-    def last(self, at_ns: int) -> int | None:
-        """Return the last sample before an instant; None if there is none."""
-        behind = int(np.searchsorted(self._at_ns, at_ns, side="right"))
-        return behind - 1 if behind else None
+    def last(self, times_ns: NDArray[np.int64]) -> Places:
+        """Return the last sample before each instant; `NONE` if there is none."""
+        return np.searchsorted(self._at_ns, times_ns.astype(np.float64), side="right") - 1
 
-    def nearest(self, held: Held, at_ns: int) -> int | None:
-        """Return the sample nearest to an instant, among those that hold during a time or within 5 ms of it.
+    def nearest(self, held: Held, times_ns: NDArray[np.int64]) -> Places:
+        """Return the sample nearest to each instant, among those that hold during a time or within 5 ms of it.
 
         If none does, return the last one before the instant, because a process samples before it moves memory.
         """
-        last = self.last(at_ns)
-        if last is None:  # before its first sample a process is nothing but its interpreter, or its context
-            return None
-        for slack_ns in (0, CONSISTENT_NS):
-            first = int(np.searchsorted(self._ends_ns, held.start_ns - slack_ns))
-            behind = int(np.searchsorted(self._starts_ns, held.end_ns + slack_ns, side="right"))
-            if first < behind:
-                near = (min(max(index, first), behind - 1) for index in (last, last + 1))
-                return min(near, key=lambda index: float(abs(self._at_ns[index] - at_ns)))
-        return last
+        last = self.last(times_ns)
+        if not len(self._at_ns):  # before its first sample a process is nothing but its interpreter, or its context
+            return last
+        found = last
+        for slack_ns in (CONSISTENT_NS, 0):
+            first = np.searchsorted(self._ends_ns, held.starts_ns - slack_ns)
+            behind = np.searchsorted(self._starts_ns, held.ends_ns + slack_ns, side="right")
+            before, after = (np.minimum(np.maximum(place, first), behind - 1) for place in (last, last + 1))
+            is_after = np.abs(self._at_ns[after] - times_ns) < np.abs(self._at_ns[before] - times_ns)
+            found = np.where(first < behind, np.where(is_after, after, before), found)
+        return np.where(last < 0, NONE, found)
 
-    def bytes_at(self, times_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+    def bytes_at(self, times_ns: Values) -> Values:
         """Return what the process held of the card at some instants; NaN where nobody knows."""
         if not len(self._starts_ns):
             return np.full(len(times_ns), np.nan)
@@ -121,29 +129,46 @@ class _Samples:
         return np.where((index >= 0) & (times_ns <= self._ends_ns[index]), self._bytes[index], np.nan)
 
 
-def _idle_until_ns(pid: str, looks: Sequence[Span], readings: Sequence[Span]) -> NDArray[np.float64]:
+def _idle_until_ns(pid: str, looks: Looks, readings: Looks) -> Values:
     """Return for each look until when its process is seen to have hardly run since; -inf if nobody saw that."""
-    read = [(of_process(reading, "cpu_ns", pid), end_ns_of(reading)) for reading in readings]
-    cpu_ns, times_ns = np.array([one for one in read if np.isfinite(one[0])], np.float64).reshape(-1, 2).T
-    used_ns = np.array([of_process(look, "cpu_ns", pid) for look in looks])
-    until = np.searchsorted(cpu_ns, used_ns + CONSISTENT_NS, side="right")
-    return np.where(np.isfinite(used_ns), np.concatenate([[-np.inf], times_ns])[until], -np.inf)
+    cpu_ns = readings.cpu_ns.of(pid)
+    is_read = np.isfinite(cpu_ns)
+    times_ns = np.concatenate([[-np.inf], readings.ends_ns[is_read]])
+    used_ns = looks.cpu_ns.of(pid)
+    until = np.searchsorted(cpu_ns[is_read], used_ns + CONSISTENT_NS, side="right")
+    return np.where(np.isfinite(used_ns), times_ns[until], -np.inf)
 
 
-def _others(readings: Sequence[Span], own: _Samples | None) -> dict[int, Held]:
-    """Return for each reading of a card's total how long the part of all other processes stays the same.
+def _total_holds(of_processes: Mapping[str, _Samples], readings: Readings) -> Held:
+    """Return how long each reading holds: of a card's total, for as long as the part of all other processes stays the
+    same."""
+    starts_ns, ends_ns = (times.astype(np.float64) for times in (readings.looks.starts_ns, readings.looks.ends_ns))
+    of_gpu = readings.looks.part(np.flatnonzero(readings.looks.is_of_gpu))
+    held = Held(starts_ns.copy(), ends_ns.copy())
+    for pid in set(readings.pids):
+        known_ns, of_known = _others(of_gpu, of_processes.get(pid))
+        place = np.searchsorted(known_ns, ends_ns, side="right") - 1
+        is_own = readings.are_of(pid) & (place >= 0)
+        is_own[is_own] = known_ns[place[is_own]] == ends_ns[is_own]
+        held.starts_ns[is_own] = of_known.starts_ns[place[is_own]]
+        held.ends_ns[is_own] = of_known.ends_ns[place[is_own]]
+    return held
+
+
+def _others(readings: Looks, own: _Samples | None) -> tuple[Values, Held]:
+    """Return for each reading of a card's total how long the part of all other processes stays the same, beside its
+    time; without readings of which nobody knows that.
 
     Args:
         readings: The readings of all processes, in order.
         own: The samples of the process that is not counted; None if it holds nothing.
     """
-    times_ns = np.array([end_ns_of(look) for look in readings], np.float64)
-    used = np.array([used_bytes(look) for look in readings])
-    others = used - own.bytes_at(times_ns) if own is not None else used
+    times_ns = readings.ends_ns.astype(np.float64)
+    others = readings.used_bytes - (own.bytes_at(times_ns) if own is not None else 0.0)
     known = np.flatnonzero(np.isfinite(others))
-    found: dict[int, Held] = {}
-    for run in np.split(known, np.flatnonzero(np.diff(others[known])) + 1):
-        if len(run):
-            held = Held(readings[run[0]].start_ns, float(times_ns[run[-1]]))
-            found |= {end_ns_of(readings[index]): held for index in run}
-    return found
+    is_first = np.append(True, np.diff(others[known]) != 0)[: len(known)]
+    firsts = np.flatnonzero(is_first)
+    many = np.diff(firsts, append=len(known))
+    lasts = firsts + many - 1
+    held = Held(readings.starts_ns[known[firsts]].astype(np.float64), times_ns[known[lasts]])
+    return times_ns[known], Held(*(np.repeat(column, many) for column in held))

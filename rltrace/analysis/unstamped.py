@@ -12,90 +12,61 @@ what it was at the look: nothing has come to the card or gone from it, whatever 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from math import nan
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.looks import CONSISTENT_NS, GRANULE_BYTES, by_name, end_ns_of, used_bytes
-from rltrace.analysis.same_moment import Taken
-from rltrace.events import Span
+from rltrace.analysis.looks import CONSISTENT_NS, GRANULE_BYTES, Looks, Places, Values
+from rltrace.analysis.same_moment import NONE, Readings, Taken
 
 
-class Unstamped:
-    """Finds what belongs to the moment of a look; asked once about each look, in order."""
+def unstamped(samples: Mapping[str, Looks], readings: Readings, there: Mapping[str, NDArray[np.bool_]]) -> Taken:
+    """Return what each reading takes of processes that are there, and how old the oldest of it is.
 
-    def __init__(self, samples: Mapping[str, Sequence[Span]], readings: Sequence[Span]) -> None:
-        """Args:
+    Args:
         samples: The looks of each process that holds memory of the device, by pid, in order.
-        readings: All looks that have read a total, in order.
-        """
-        columns = _Readings(readings)
-        self._nearest = {pid: _Samples(pid, looks).nearest(columns) for pid, looks in samples.items()}
-        self._next = 0
-        self._last: dict[tuple[str, str], _Said] = {}
-        """What each process's last look took of each process."""
-
-    def taken(self, look: Span, writer: str, pids: Iterable[str]) -> Taken:
-        """Return what a look takes of processes that are there, and how old the oldest of it is."""
-        place, self._next = self._next, self._next + 1
-        samples: dict[str, int | None] = {}
-        apart_ns = 0.0
-        for pid in pids:
-            index, age_ns, held_bytes = self._nearest[pid][place]
-            if index is not None:
-                now = _Said(index, age_ns, look.args.get("others_bytes"), held_bytes)
-                said = self._last[writer, pid] = _still_said(now, self._last.get((writer, pid)))
-                index, age_ns = said.sample, said.age_ns
-            samples[pid] = index
-            apart_ns = max(apart_ns, age_ns)
-        return Taken(samples, apart_ns)
-
-
-class _Readings:
-    """Looks that have read a total, as columns."""
-
-    def __init__(self, looks: Sequence[Span]) -> None:
-        self.ends_ns = np.array([end_ns_of(look) for look in looks], np.int64)
-        self.used_bytes = np.array([used_bytes(look) for look in looks], np.float64)
-        self._cpu_ns = [by_name(look, "cpu_ns") for look in looks]
-        self._held_bytes = [by_name(look, "held_bytes") for look in looks]
-
-    def cpu_ns(self, pid: str) -> NDArray[np.float64]:
-        """Return the processor time of a process by each; NaN where nobody read it."""
-        return np.array([of_all.get(pid, nan) for of_all in self._cpu_ns], np.float64)
-
-    def held_bytes(self, pid: str) -> NDArray[np.float64]:
-        """Return what a process held by each; NaN where the driver did not say."""
-        return np.array([of_all.get(pid, nan) for of_all in self._held_bytes], np.float64)
+        readings: Looks that have read totals.
+        there: At which readings each of these processes holds something.
+    """
+    taken: dict[str, Places] = {}
+    apart_ns = np.zeros(len(readings.writers))
+    for pid, looks in samples.items():
+        sample, age_ns = _Samples(pid, looks).nearest(readings.looks)
+        sample = np.where(there[pid], sample, NONE)
+        said = _Said(sample, age_ns, readings.looks.others_bytes, readings.looks.held_bytes.of(pid))
+        for writer in set(readings.pids):
+            own = np.flatnonzero((sample != NONE) & readings.are_of(writer))
+            still = _still_said(_Said._make(column[own] for column in said))
+            sample[own], age_ns[own] = still.sample, still.age_ns
+        taken[pid] = sample
+        apart_ns = np.maximum(apart_ns, np.where(sample != NONE, age_ns, 0.0))
+    return Taken(taken, apart_ns)
 
 
 class _Samples:
     """What one process said of itself, look by look."""
 
-    def __init__(self, pid: str, looks: Sequence[Span]) -> None:
+    def __init__(self, pid: str, looks: Looks) -> None:
         self._pid = pid
-        own = _Readings(looks)
-        self._ends_ns, self._used_bytes = own.ends_ns, own.used_bytes
-        self._cpu_ns, self._held_bytes = own.cpu_ns(pid), own.held_bytes(pid)
-        self._said_age_ns = np.array([float(look.args.get("age_ns") or 0) for look in looks], np.float64)
+        self._ends_ns, self._used_bytes = looks.ends_ns, looks.used_bytes
+        self._cpu_ns, self._held_bytes = looks.cpu_ns.of(pid), looks.held_bytes.of(pid)
+        self._said_age_ns = looks.age_ns
 
-    def nearest(self, readings: _Readings) -> list[tuple[int | None, float, float]]:
-        """Return which of its own samples tells most about each reading, how old that is in nanoseconds, and what
-        the reading says that the process holds.
+    def nearest(self, readings: Looks) -> tuple[Places, Values]:
+        """Return which of its own samples tells most about each reading, and how old that is in nanoseconds.
 
         One before or behind it if that is new. Else the next one, if the card held as much by then; else its last word,
         for a process samples before it moves memory. Before its first sample a process is nothing but its interpreter,
         or its context.
         """
-        ends_ns, cpu_ns, held_bytes = readings.ends_ns, readings.cpu_ns(self._pid), readings.held_bytes(self._pid)
+        ends_ns, cpu_ns, held_bytes = readings.ends_ns, readings.cpu_ns.of(self._pid), readings.held_bytes.of(self._pid)
+        if not len(self._ends_ns):
+            return np.full(len(ends_ns), NONE, np.intp), np.zeros(len(ends_ns))
         behind = np.searchsorted(self._ends_ns, ends_ns, side="right")
         has_next = behind < len(self._ends_ns)
         last, following = np.maximum(behind - 1, 0), np.where(has_next, behind, 0)
-        if not len(self._ends_ns):
-            return [(None, 0.0, held) for held in held_bytes.tolist()]
         last_age_ns, next_age_ns = (self._age_ns(index, ends_ns, cpu_ns, held_bytes) for index in (last, following))
         last_ns, next_ns = (np.abs(self._ends_ns[index] - ends_ns) for index in (last, following))
         is_nearer = (next_age_ns < last_age_ns) | ((next_age_ns == last_age_ns) & (next_ns < last_ns))
@@ -104,16 +75,10 @@ class _Samples:
         is_as_full = has_next & ~is_new & (self._used_bytes[following] == readings.used_bytes)
         index = np.where(is_new & takes_next | is_as_full, following, last)
         age_ns = np.where(is_as_full, 0.0, np.where(is_new & takes_next, next_age_ns, last_age_ns))
-        found = zip(behind.tolist(), index.tolist(), age_ns.tolist(), held_bytes.tolist(), strict=True)
-        return [(at, age, held) if many else (None, 0.0, held) for many, at, age, held in found]
+        has_said = behind > 0
+        return np.where(has_said, index, NONE), np.where(has_said, age_ns, 0.0)
 
-    def _age_ns(
-        self,
-        index: NDArray[np.intp],
-        ends_ns: NDArray[np.int64],
-        cpu_ns: NDArray[np.float64],
-        held_bytes: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
+    def _age_ns(self, index: Places, ends_ns: NDArray[np.int64], cpu_ns: Values, held_bytes: Values) -> Values:
         """Return how old some of its samples are at some readings."""
         passed_ns = np.abs(self._ends_ns[index] - ends_ns).astype(np.float64)
         used_ns = np.abs(self._cpu_ns[index] - cpu_ns)
@@ -124,22 +89,29 @@ class _Samples:
 
 
 class _Said(NamedTuple):
-    """A sample of a process, as a look of another process takes it."""
+    """Samples of a process, as the looks of another process take them, in order."""
 
-    sample: int
-    age_ns: float
-    others_bytes: object
-    """What all others held together at that look."""
-    held_bytes: float
-    """What it held itself; NaN where nobody asked."""
+    sample: Places
+    age_ns: Values
+    others_bytes: Values
+    """What all others held together at each look; NaN where nobody asked."""
+    held_bytes: Values
+    """What it held itself; NaN likewise."""
 
 
-def _still_said(now: _Said, before: _Said | None) -> _Said:
-    """Return what a look takes of a process: the nearest sample, or the one of the look before if that still holds."""
-    if before is None or before.age_ns >= now.age_ns:
+def _still_said(now: _Said) -> _Said:
+    """Return what the looks take of a process: the nearest sample, or the one of the look before if that still
+    holds."""
+    if not len(now.sample):
         return now
-    holds = before.held_bytes == now.held_bytes or before.others_bytes == now.others_bytes is not None
-    return now._replace(sample=before.sample, age_ns=before.age_ns) if holds else now
+    others, held = now.others_bytes, now.held_bytes
+    holds = np.append(False, (held[1:] == held[:-1]) | (others[1:] == others[:-1]))
+    # While each holds the one before, the youngest so far counts, of those alike the last.
+    _, rank = np.unique(now.age_ns, return_inverse=True)
+    of_run = rank - np.cumsum(~holds) * (len(rank) + 1)  # lower from run to run: what was before does not count
+    youngest = np.where(of_run == np.minimum.accumulate(of_run), np.arange(len(rank)), 0)
+    place = np.maximum.accumulate(youngest)
+    return now._replace(sample=now.sample[place], age_ns=now.age_ns[place])
 
 
 def consistent(apart_ns: NDArray[np.float64], unaccounted_bytes: NDArray[np.float64]) -> NDArray[np.bool_]:

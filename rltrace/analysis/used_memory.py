@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +36,17 @@ class UsedMemory(NamedTuple):
 
 def used_memory(seen: Observations, lane: Lane) -> UsedMemory:
     """Return the line of a lane's GPU; it is empty where nobody looked."""
-    looked = [
-        point for process in seen.on(lane) for point in zip(process.used.times_ns, process.used.values, strict=True)
-    ]
+    looked = [(process.used.times_ns, process.used.values) for process in seen.on(lane)]
     sampled = [point for process in seen.samplers for point in sampled_points(process.sampled, str(lane.device))]
-    points = sorted([(*point, False) for point in looked] + [(*point, True) for point in sampled])
-    times_ns, size_bytes, is_sampled = zip(*points, strict=True) if points else ((), (), ())
-    return UsedMemory(np.array(times_ns, np.int64), np.array(size_bytes, np.float64), np.array(is_sampled, np.bool_))
+    times_ns = np.concatenate([*(np.array(times, np.int64) for times, _ in looked), _column(sampled, 0, np.int64)])
+    size_bytes = np.concatenate([*(np.array(values) for _, values in looked), _column(sampled, 1, np.float64)])
+    is_sampled = np.arange(len(times_ns)) >= len(times_ns) - len(sampled)
+    order = np.lexsort((is_sampled, size_bytes, times_ns))
+    return UsedMemory(times_ns[order], size_bytes[order], is_sampled[order])
+
+
+def _column(points: list[tuple[int, float]], place: int, dtype: type) -> NDArray[Any]:
+    return np.array([point[place] for point in points], dtype)
 
 
 def sampled_points(sampled: dict[str, Samples], device: str) -> list[tuple[int, float]]:

@@ -41,13 +41,13 @@ from rltrace.read.recording import Recording
 class Figures:
     """The figures of a Recording, each made when it is first asked for, and once."""
 
-    def __init__(self, recording: Recording, lock: AbstractContextManager[Any]) -> None:
+    def __init__(self, recording: Recording, alone: Callable[[], AbstractContextManager[None]]) -> None:
         """Args:
         recording: The Recording.
-        lock: Is held while it is read.
+        alone: Keeps others from reading it meanwhile.
         """
         self.recording = recording
-        self._lock = lock
+        self._alone = alone
         self._made: dict[str, Any] = {}
 
     @functools.cached_property
@@ -65,7 +65,7 @@ class Figures:
 
     def table(self, table: Table) -> Any:
         """Return a table of figures."""
-        with self._lock:
+        with self._alone():
             if table.name not in self._made:
                 self._made[table.name] = _MADE[table.name](self)
             return self._made[table.name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from threading import RLock
@@ -16,7 +17,7 @@ from rltrace.analysis.lanes import Lane, lanes
 from rltrace.frames import arrow
 from rltrace.frames.moments import PhaseMoments, StepMoments
 from rltrace.frames.schema import COUNTERS, FLOWS, SPANS, Table
-from rltrace.read import columns
+from rltrace.read import columns, cores
 from rltrace.read.columns import MISSING, NO_LANE, OPEN, Columns
 from rltrace.read.recording import Process, Recording
 
@@ -46,19 +47,27 @@ class Recorded:
         self.time_line = TimeLine(recording)
         shifted = [process.start_ns + self.time_line.shift_ns(process) for process in recording.processes]
         self.start_ns = min(shifted, default=0)
-        self.lock = RLock()
+        self._reading = {process.key: RLock() for process in recording.processes}
         """A process is read once at a time: what it lost is counted meanwhile. A query may ask for it twice."""
         self._phase_moments = phase_moments
 
     @functools.cached_property
     def steps(self) -> StepMoments:
-        with self.lock:
+        with self.alone():
             return StepMoments(self.recording)
 
-    @property
+    @functools.cached_property
     def phases(self) -> PhaseMoments:
-        with self.lock:
+        with self.alone():
             return self._phase_moments()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep others from reading any process."""
+        with contextlib.ExitStack() as held:
+            for lock in self._reading.values():
+                held.enter_context(lock)
+            yield
 
     def batches(
         self, table: Table, wanted: Sequence[str], filter: Any, is_one: Callable[[Lane], bool] = lambda lane: True
@@ -71,18 +80,27 @@ class Recorded:
             filter: An expression that holds for the rows; None for all.
             is_one: Whether the rows of a lane count.
         """
+        for column in {*wanted, *arrow.named_in(filter, table.names())} & {"step", "phase"}:
+            self._find(column)
+        chosen = [process for process in self.recording.processes if is_one(self.lanes[process.key])]
+        readers = [_Who(self, process, self.lanes[process.key]) for process in chosen]
+        readers = [who for who in readers if arrow.may_hold(filter, table, who.known())]
+        for made in cores.ahead(functools.partial(self._rows_of, table, wanted, filter), readers):
+            yield from made
+
+    def _find(self, column: str) -> None:
+        """Find what a column of all processes is made of, while no process is being read."""
+        _ = self.steps if column == "step" else self.phases
+
+    def _rows_of(self, table: Table, wanted: Sequence[str], filter: Any, who: _Who) -> list[Any]:
+        """Return the rows of one process, as batches."""
         rows_of = _ROWS[table.name]
-        for process in self.recording.processes:
-            lane = self.lanes[process.key]
-            who = _Who(self, process, lane)
-            if is_one(lane) and arrow.may_hold(filter, table, who.known()):
 
-                def add(kept: _Kept, rows: Columns, who: _Who = who) -> None:
-                    kept.add(rows_of(who, rows, kept.passed), table, wanted, filter, len(rows))
+        def add(kept: _Kept, rows: Columns) -> None:
+            kept.add(rows_of(who, rows, kept.passed), table, wanted, filter, len(rows))
 
-                with self.lock:
-                    made = columns.fold(process, _Kept, add).batches
-                yield from made
+        with self._reading[who.process.key]:
+            return columns.fold(who.process, _Kept, add).batches
 
 
 class _Kept:
@@ -109,6 +127,7 @@ class _Who:
 
     def __init__(self, recorded: Recorded, process: Process, lane: Lane) -> None:
         self.recorded = recorded
+        self.process = process
         self.lane = lane
         self.from_start_ns = recorded.time_line.shift_ns(process) - recorded.start_ns
         """What to add to its times to count them from the beginning of the Recording."""

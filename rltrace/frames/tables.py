@@ -83,7 +83,7 @@ class Tables:
 
     @cached_property
     def _figures(self) -> Figures:
-        made: Figures = _needed("figures").Figures(self.recording, self._recorded.lock)
+        made: Figures = _needed("figures").Figures(self.recording, self._recorded.alone)
         return made
 
     def spans(

@@ -8,8 +8,9 @@ then.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from rltrace.read import native
@@ -37,5 +38,24 @@ def each(make: Callable[[Given], Made], given: Sequence[Given]) -> list[Made]:
     pool = ThreadPoolExecutor(workers, "rltrace reader")
     try:
         return [*pool.map(make, given)]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def ahead(make: Callable[[Given], Made], given: Sequence[Given]) -> Iterator[Made]:
+    """Yield what a function makes of each, in their order, while as many of the next as there are cores are made."""
+    workers = min(many(), MOST, len(given))
+    if workers < 2 or native.library() is None:
+        yield from map(make, given)
+        return
+    pool = ThreadPoolExecutor(workers, "rltrace reader")
+    coming: deque[Future[Made]] = deque()
+    try:
+        for one in given:
+            if len(coming) > workers:
+                yield coming.popleft().result()
+            coming.append(pool.submit(make, one))
+        while coming:
+            yield coming.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unstamped_by_looks import Unstamped as ByLooks
 
-from rltrace.analysis.looks import CONSISTENT_NS
-from rltrace.analysis.memory import _Device
+from rltrace.analysis.looks import CONSISTENT_NS, Looks, columns, together
+from rltrace.analysis.moment_times import MomentTimes
 from rltrace.analysis.phase_times import PhaseTimes
+from rltrace.analysis.same_moment import NONE, Readings
 from rltrace.analysis.seen.span_rows import moved
 from rltrace.analysis.transactions import _joined, _Rank
-from rltrace.analysis.unstamped import Unstamped
+from rltrace.analysis.unstamped import unstamped
 from rltrace.events import MAP, MEMORY_EDGE, SLEEP, UNMAP, WAKE_UPS, Span
 from rltrace.read.alignment import Alignment, Reading
 from rltrace.read.columns import _time_line
@@ -43,13 +44,12 @@ def test_phases_around_an_instant(spans: list[tuple[int, int, str]], at: int, wi
 def test_nearest_moment(times: list[int], at: int) -> None:
     """The first of those that are nearest, or the last before an instant that none is near to."""
     times_ns = [time * CONSISTENT_NS // 3 for time in sorted(times)]
-    device: Any = _Device.__new__(_Device)
-    device.times_ns, device.samplings = times_ns, ([], [])
     at_ns = at * CONSISTENT_NS // 3
     index = int(np.argmin(np.abs(np.array(times_ns) - at_ns)))
     before = int(np.searchsorted(times_ns, at_ns, side="right")) - 1
     is_near = abs(times_ns[index] - at_ns) <= CONSISTENT_NS
-    assert device.nearest(at_ns) == (index if is_near else max(before, 0))
+    (found,) = MomentTimes(np.array(times_ns), []).nearest(np.array([at_ns]))
+    assert found == (index if is_near else max(before, 0))
 
 
 moves = st.lists(
@@ -105,11 +105,26 @@ def _spans(rows: list[tuple[int, dict[str, Any]]]) -> list[Span]:
 @given(looks, looks)
 def test_samples_of_a_moment(first: list[Any], second: list[Any]) -> None:
     """What each edge takes of two processes is what a search look by look takes."""
-    samples = {"1": _spans(first), "2": _spans(second)}
-    edges = sorted(((look, pid) for pid in samples for look in samples[pid]), key=lambda edge: edge[0].end_ns or 0)
-    by_looks, found = ByLooks(samples), Unstamped(samples, [look for look, _ in edges])
-    for look, writer in edges:
-        assert found.taken(look, writer, samples) == by_looks.taken(look, writer, samples)
+    spans = {"1": _spans(first), "2": _spans(second)}
+    samples = {pid: columns(of_process) for pid, of_process in spans.items()}
+    readings = _readings(samples)
+    everywhere = np.ones(len(readings.writers), np.bool_)
+    found = unstamped(samples, readings, dict.fromkeys(samples, everywhere))
+    by_looks = ByLooks(spans)
+    edges = sorted(((look, pid) for pid in spans for look in spans[pid]), key=lambda edge: edge[0].end_ns or 0)
+    for place, (look, writer) in enumerate(edges):
+        expected = by_looks.taken(look, writer, spans)
+        assert found.apart_ns[place] == expected.apart_ns
+        assert {pid: found.samples[pid][place] for pid in spans} == {
+            pid: NONE if sample is None else sample for pid, sample in expected.samples.items()
+        }
+
+
+def _readings(samples: dict[str, Looks]) -> Readings:
+    both = together([*samples.values()])
+    order = np.argsort(both.ends_ns, kind="stable")
+    writers = np.repeat(np.arange(len(samples)), [len(looks.ends_ns) for looks in samples.values()])
+    return Readings(both.part(order), writers[order], [*samples])
 
 
 times = st.integers(0, 2**59) | st.integers(10**12, 10**12 + 10**9)

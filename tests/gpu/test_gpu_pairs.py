@@ -39,7 +39,7 @@ def test_replicas_are_reduced_over(tmp_path: Path) -> None:
     modules = Counter(span.args["module"] for span in reduced)
     assert set(modules) == {"model", *(f"model.layers.{layer}" for layer in range(4))}  # the root's own are below it
     assert set(modules.values()) == {2 * STEPS}  # of two ranks
-    assert {span.args["replicas"] for span in reduced} == {2}
+    assert {span.args["ranks"] for span in reduced} == {2}
     assert not spans_of(tmp_path / "run", "fsdp.all_gather", "fsdp.reduce_scatter")  # one shard: nothing to gather
 
 

@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import nan
 from typing import NamedTuple
 
 import numpy as np
 
-from rltrace.analysis.looks import CONSISTENT_NS, end_ns_of, of_process, used_bytes
-from rltrace.analysis.same_moment import Taken
+from rltrace.analysis.looks import CONSISTENT_NS
 from rltrace.events import Span
+
+
+class Taken(NamedTuple):
+    """The samples of the device's processes that belong to a look."""
+
+    samples: dict[str, int | None]
+    """The place of each process's sample, by pid; None before the process's first."""
+    apart_ns: float
+    """How far apart the times are during which these samples hold."""
+
+
+def end_ns_of(look: Span) -> int:
+    """Return when a look ended; it must have ended."""
+    assert look.end_ns is not None
+    return look.end_ns
+
+
+def used_bytes(look: Span) -> float:
+    """Return the bytes in use; NaN if nobody asked."""
+    return float(look.args.get("totals", {}).get("used", nan))
+
+
+def of_process(look: Span, name: str, pid: str) -> float:
+    """Return what an argument says about a process; NaN if it says nothing."""
+    return float(look.args.get(name, {}).get(pid, nan))
 
 
 class Unstamped:

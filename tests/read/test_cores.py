@@ -44,8 +44,22 @@ def test_the_first_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(begun) < 1000
 
 
+@natively
+def test_few_are_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is looked at, no more of the next are made than there are cores, and none once nobody asks."""
+    monkeypatch.setattr(cores, "many", lambda: 2)
+    begun: list[int] = []
+    coming = cores.ahead(lambda number: begun.append(number) or number, range(100))
+    assert [next(coming) for _ in range(5)] == [*range(5)]
+    assert len(begun) <= 5 + 1 + 2
+    coming.close()
+    before = len(begun)
+    assert before < 100 and [*coming] == [] and len(begun) == before
+
+
 def test_python_reads_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a native decoder, threads would only wait for each other."""
     monkeypatch.setattr(native, "library", lambda: None)
     monkeypatch.setattr(cores, "many", lambda: 2)
-    assert cores.each(lambda _: threading.current_thread(), range(3)) == [threading.current_thread()] * 3
+    for way in (cores.each, cores.ahead):
+        assert [*way(lambda _: threading.current_thread(), range(3))] == [threading.current_thread()] * 3

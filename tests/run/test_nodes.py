@@ -41,30 +41,57 @@ class Rank:
 ELSEWHERE = "second records elsewhere, and is seen as far as it was collected: `rltrace collect`"
 """What a live view says of the second host."""
 
+ENDED = """
+import glob, json, os, pathlib
+
+here_folder = os.getcwd() + "/run"
+there_folder = sys.argv[2] + "/rltrace-" + json.loads(pathlib.Path("run/manifest.json").read_text())["run_id"]
+
+def has_ended(lines):
+    said = pathlib.Path(lines).read_text()
+    return '"role": "worker", "rank": ' not in said or '"kind": "end"' in said
+
+def wait_until(condition, seconds=120):
+    begin = time.monotonic()
+    while not condition() and time.monotonic() - begin < seconds:
+        time.sleep(0.05)
+
+def end(ranks):
+    # Ray kills what has not ended by itself when the driver leaves.
+    for rank in ranks:
+        rank.__ray_terminate__.remote()
+    folders = [f"{folder}/processes/*/process.jsonl" for folder in (here_folder, there_folder)]
+    wait_until(lambda: all(has_ended(lines) for folder in folders for lines in glob.glob(folder)))
+    ray.shutdown()
+"""
+"""How a program leaves no rank to Ray: it knows the folders of both hosts."""
+
 PROGRAM = f"""
 import pathlib, sys, time
 import ray, rltrace
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-watched = pathlib.Path("watched")
+watched, clocks = pathlib.Path("watched"), pathlib.Path("run/clocks.jsonl")
 
 def is_seen():
-    return not watched.exists() or {ELSEWHERE!r} in watched.read_text() or time.monotonic() - start > 60
+    return not watched.exists() or {ELSEWHERE!r} in watched.read_text() or time.monotonic() - start > 240
 
+def is_read_twice():
+    return (clocks.exists() and len(clocks.read_text().splitlines()) > 1) or time.monotonic() - start > 240
+
+{ENDED}
 ray.init(address=sys.argv[1], log_to_driver=False)
 
 {RANK}
 nodes = sorted(ray.nodes(), key=lambda node: node["NodeManagerHostname"] == "second")
 ranks = [Rank.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(n) for n, node in enumerate(nodes)]
 start, n = time.monotonic(), 0
-while n < {STEPS} or time.monotonic() - start < float(sys.argv[2]) or not is_seen():
+while n < {STEPS} or not is_read_twice() or not is_seen() or "--forever" in sys.argv:
     with rltrace.span("step", step=n):
         ray.get([rank.work.remote(n) for rank in ranks])
     time.sleep(0.02)
     n += 1
-for rank in ranks:
-    rank.__ray_terminate__.remote()
-ray.shutdown()
+end(ranks)
 """
 
 
@@ -79,7 +106,7 @@ def run(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program under `rltrace exec`, for longer than the clocks need to be read twice."""
     folder = tmp_path_factory.mktemp("exec")
     (folder / "program.py").write_text(PROGRAM)
-    traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, "7"]
+    traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, str(nodes.spool)]
     with (folder / "watched").open("w") as out:
         wide = {**nodes.environment, "COLUMNS": "120"}  # else a line of it is cut where the tests' own columns end
         watching = subprocess.Popen([*RLTRACE, "summary", "--watch", "run"], cwd=folder, env=wide, stdout=out)
@@ -320,17 +347,22 @@ import ray, rltrace
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
 ray.init(address=sys.argv[1], log_to_driver=False)
+{ENDED}
+
+def is_told(folder, step):
+    chosen = pathlib.Path(folder, "chosen.jsonl")
+    return chosen.exists() and f'"step": {{step}},' in chosen.read_text()
 
 @ray.remote(num_cpus=0)
 class Driver:
-    def train(self, ranks, first):
+    def train(self, ranks, first, folders):
         rltrace.identify(role="driver")
         for n in range(first, first + 3):
             with rltrace.span("step", step=n):
-                until = time.monotonic() + (4 if n == first + 1 else 0.1)
-                while time.monotonic() < until:
+                if n == first + 1:
+                    wait_until(lambda: all(is_told(folder, n) for folder in folders))
+                for _ in range(3):
                     ray.get([rank.work.remote(n) for rank in ranks])
-                    time.sleep(0.05)
 
 {RANK}
 here, there = sorted(ray.nodes(), key=lambda node: node["NodeManagerHostname"] == "second")
@@ -339,11 +371,8 @@ ranks = [on(Rank, node).remote(n) for n, node in enumerate((here, there))]
 while not os.path.exists("run/clocks.jsonl"):  # until then no node has an agent
     time.sleep(0.1)
 for node, first in ((here, 0), (there, 3)):
-    ray.get(on(Driver, node).remote().train.remote(ranks, first))
-for rank in ranks:
-    rank.__ray_terminate__.remote()
-time.sleep(1)
-ray.shutdown()
+    ray.get(on(Driver, node).remote().train.remote(ranks, first, [here_folder, there_folder]))
+end(ranks)
 """
 
 
@@ -354,6 +383,7 @@ def test_chosen_step_is_known_on_every_host(nodes: Cluster, tmp_path: Path) -> N
     """
     (tmp_path / "program.py").write_text(CHOSEN)
     traced = ["exec", "--out", "run", "--allocations", "1,4,7", "--", sys.executable, "program.py", nodes.address]
+    traced.append(str(nodes.spool))
     done = rltrace_command(nodes, tmp_path, *traced)
     assert done.returncode == 0, done.stderr
     missed = {found.step: found for found in summarize(Recording.open(tmp_path / "run")).allocations_missed}
@@ -369,11 +399,11 @@ def test_dead_node_is_named(nodes: Cluster, tmp_path: Path) -> None:
     Last: it takes the second node down.
     """
     (tmp_path / "program.py").write_text(PROGRAM.replace("ray.get(", "ray.wait("))
-    traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, "600"]
+    traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, str(nodes.spool), "--forever"]
     command = [sys.executable, "-c", "from rltrace.cli import main; main()", *traced]
     with subprocess.Popen(command, cwd=tmp_path, env=nodes.environment, stderr=subprocess.PIPE, text=True) as running:
         run = tmp_path / "run"
-        wait_for(running, (run / clock_readings.FILE).exists)
+        wait_for(running, lambda: (run / clock_readings.FILE).exists() and has_recorded_far(run, nodes))
         done = rltrace_command(nodes, tmp_path, "collect", "run")
         assert done.returncode == 0 and "from second" in done.stdout, done.stderr
         nodes.kill_second()
@@ -386,6 +416,12 @@ def test_dead_node_is_named(nodes: Cluster, tmp_path: Path) -> None:
     far = [process for process in recording.processes if process.host == "second"]
     assert far and any(isinstance(event, Span) for process in far for event in process.events())
     assert all(clock.aligned for clock in summarize(recording).clocks)
+
+
+def has_recorded_far(run: Path, nodes: Cluster) -> bool:
+    """Whether the second host has a span of the run."""
+    there = nodes.spool / f"rltrace-{Recording.open(run).manifest['run_id']}"
+    return any(b"actor.update" in segment.read_bytes() for segment in there.glob("processes/*/*.seg"))
 
 
 def wait_for(running: subprocess.Popen[str], condition: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -76,11 +77,10 @@ def two_nodes(folder: Path) -> Iterator[Cluster]:
     head = [*ray, "--head", "--port=0", "--no-monitor", "--include-dashboard=false", f"--temp-dir={sockets}", "--block"]
     nodes: list[subprocess.Popen[bytes]] = []
     try:
-        nodes.append(_start(head, environment, folder / "head.log"))
-        address = re.search(r"--address='([^']+)'", _until(nodes[0], folder / "head.log", "runtime started"))
+        address = re.search(r"--address='([^']+)'", _started(nodes, head, environment, folder / "head.log"))
         assert address is not None
-        nodes.append(_start([*RENAMED, *ray, f"--address={address[1]}", "--block"], theirs, folder / "second.log"))
-        _until(nodes[1], folder / "second.log", "runtime started")
+        second = [*RENAMED, *ray, f"--address={address[1]}", "--block"]
+        _started(nodes, second, theirs, folder / "second.log")
         yield Cluster(address[1], environment, clock, nodes[1], spool)
     finally:
         for node in reversed(nodes):
@@ -102,9 +102,18 @@ def _start(command: list[str], environment: dict[str, str], log: Path) -> subpro
         )
 
 
-def _until(node: subprocess.Popen[bytes], log: Path, words: str) -> str:
-    """The log of a node once it says so."""
-    while words not in log.read_text():
-        assert node.poll() is None, log.read_text()
-        time.sleep(0.1)
-    return log.read_text()
+def _started(nodes: list[subprocess.Popen[bytes]], command: list[str], environment: dict[str, str], log: Path) -> str:
+    """Add a node, and return its log once it runs; Ray itself gives up after 30 s, which a busy machine may need."""
+    for is_last in (False, False, True):
+        node = _start(command, environment, log)
+        nodes.append(node)
+        while "runtime started" not in log.read_text() and node.poll() is None:
+            time.sleep(0.1)
+        said = log.read_text()
+        if node.poll() is None or is_last or "timed out during startup" not in said:
+            break
+        nodes.pop()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(node.pid, signal.SIGKILL)
+    assert node.poll() is None, said
+    return said

@@ -4,8 +4,8 @@ Usage: two_ranks.py RECORDING
 """
 
 import os
-import socket
 import sys
+import tempfile
 from types import SimpleNamespace
 
 import real_calls
@@ -115,13 +115,13 @@ def a_rollout_of_transformers():
     assert rollout.generate_sequences(data).batch["responses"].shape == (2, 4)
 
 
-def main(rank, folder, port):
+def main(rank, folder, rendezvous):
     """Make the calls of one rank."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     rltrace.start(folder, role="worker", rank=rank)
     install(spans.current(), ["verl"])
     real_calls.use_cpu()
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
     mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("dp", "sp"))
     ulysses_resharding(mesh)
     ulysses_attention(mesh)
@@ -136,8 +136,7 @@ def main(rank, folder, port):
 
 
 if __name__ == "__main__":
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        free_port = bound.getsockname()[1]
     # Forked: each would import verl and transformers anew, which takes longer than all that they do.
-    torch.multiprocessing.start_processes(main, (sys.argv[1], free_port), nprocs=RANKS, start_method="fork")
+    with tempfile.TemporaryDirectory() as made:
+        arguments = sys.argv[1], f"{made}/rendezvous"
+        torch.multiprocessing.start_processes(main, arguments, nprocs=RANKS, start_method="fork")
