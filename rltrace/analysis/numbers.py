@@ -7,5 +7,10 @@ from hashlib import blake2b
 
 def number(*parts: object) -> int:
     """Return a number of 64 bits for texts and numbers together; never 0, which stands for nothing."""
-    text = "\0".join(map(str, parts)).encode(errors="surrogatepass")
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little", signed=True) or 1
+    return number_of("\0".join(map(str, parts)))
+
+
+def number_of(text: str) -> int:
+    """Return the number for one text."""
+    digest = blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True) or 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Set
 from itertools import combinations
 
@@ -38,6 +39,12 @@ def in_order(phases: Iterable[str]) -> list[str]:
     once = list(dict.fromkeys(phases))
     places = ORDER if all(name in ORDER or name in _OF_NOBODY for name in once) else {}
     return sorted(once, key=lambda name: _OF_NOBODY.get(name, places.get(name, 0)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _in_order(phases: tuple[str, ...]) -> list[str]:
+    """Return the same; the steps of a run have the same phases again and again."""
+    return in_order(phases)
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -174,13 +181,13 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
         own = windows.of(lane)
         phases = {name: whole[name] for name in happened}
         driver = EMPTY if lane.is_driver else of_driver
-        there = presence(seen, lane, own, [*whole.values()])
+        there, steady = presence(seen, lane, own, [*whole.values()]), frozenset(own.steady)
         parts = partitions(phases, driver, there.windows, computed.get(lane, EMPTY), there.starting)
         for place in np.flatnonzero(own.recorded & there.is_there).tolist():
             if seen.recording.steps_are_chosen and own.numbers[place] is None:
                 continue
             row = _rank_step(
-                lane, place, own, there, parts[place], phases,
+                lane, place, own, there, parts[place], phases, steady=place in steady,
                 clock_aligned=lane not in astray, inferred={name for name in happened if (lane, name) in inferred},
             )  # fmt: skip
             found.append((place, row))
@@ -216,12 +223,13 @@ def _rank_step(
     parts: Partition,
     phases: dict[str, Intervals],
     *,
+    steady: bool,
     clock_aligned: bool,
     inferred: Set[str],
 ) -> RankStep:
     window = there.windows[place : place + 1]
     length_ns = int(window[0, 1] - window[0, 0])
-    named_ns = {name: parts.phases_ns[name] for name in in_order(parts.phases_ns)}
+    named_ns = {name: parts.phases_ns[name] for name in _in_order(tuple(parts.phases_ns))}
     starting_ns = {STARTING: parts.starting_ns} if parts.starting_ns else {}
     of_nobody_ns = {UNLABELLED: parts.unlabelled_ns, IDLE: parts.idle_ns}
     all_ns = {**named_ns, WAIT_DRIVER: parts.wait_driver_ns, **starting_ns, **of_nobody_ns}
@@ -234,7 +242,7 @@ def _rank_step(
         seconds=length_ns / 1e9,
         clock_aligned=clock_aligned,
         finished=windows.finished[place],
-        steady=place in windows.steady and not there.is_cut_off[place],
+        steady=steady and not there.is_cut_off[place],
         phases={
             name: Share(ns / 1e9, ns / length_ns if length_ns else 0.0, name in inferred) for name, ns in all_ns.items()
         },

@@ -93,8 +93,8 @@ class Way:
         starts_ns = self.edges[0]
         return windows.places(starts_ns)
 
-    def part(self, chosen: NDArray[np.bool_]) -> Way:
-        """Return the chosen requests."""
+    def part(self, chosen: NDArray[np.bool_] | Places) -> Way:
+        """Return the chosen requests, which are marked or named by their places."""
         return Way(self.name, self.stages, [edge[chosen] for edge in self.edges], self.reason[chosen])
 
     def figures(self) -> Requests:
@@ -139,8 +139,10 @@ def requests_by_step(found: Sequence[Way], windows: StepWindows) -> list[StepReq
     rows = []
     for way in found:
         places = way.places(windows)
-        for place in map(int, np.unique(places)):
-            figures = msgspec.structs.asdict(way.part(places == place).figures())
+        order = np.argsort(places, kind="stable")
+        found_places, firsts = np.unique(places[order], return_index=True)
+        for place, chosen in zip(found_places.tolist(), np.split(order, firsts[1:]), strict=False):
+            figures = msgspec.structs.asdict(way.part(chosen).figures())
             rows.append((place, StepRequests(step=windows.numbers[place], **figures)))
     return [row for _, row in sorted(rows, key=lambda item: item[0])]
 

@@ -6,6 +6,7 @@ counts. Those of a validation are counted and left out.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -255,7 +256,8 @@ def rollouts(seen: Observations, windows: StepWindows) -> Rollouts:
         )
         for place in found.having
     ]
-    having = [place for place in windows.steady if place in found.having and found.has_any(place)]
+    there = {*found.having}
+    having = [place for place in windows.steady if place in there and found.has_any(place)]
     chosen = having or [place for place in found.having if found.has_any(place)]
     steady = SteadyRollout(
         steps=_numbers(windows, having),
@@ -333,7 +335,7 @@ class _Found:
         self._turns = self._trajectories.turns_of_each()
         self._tool_ns, self._tokens = _of_each(self._trajectories, requests)
 
-    @property
+    @functools.cached_property
     def having(self) -> list[int]:
         """Places of all steps, and of the time outside of them if anything began there."""
         return [place for place in range(len(self._windows.numbers)) if place > 0 or self.has_any(0)]
@@ -367,7 +369,7 @@ class _Found:
         found, unknown = _distributions(requests)
         more, missing = self._of_trajectories(over)
         tail, no_tail = self._tail(steps)
-        last_of = np.array([window[1] for window in self._windows.windows.tolist()], np.int64)
+        last_of = self._windows.windows[:, 1]
         step = self._step_of_request[self._by_request.of(steps)]
         is_marked = step > 0
         return Rollout(

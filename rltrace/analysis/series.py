@@ -61,7 +61,8 @@ def stage_seconds(summary: Summary) -> dict[str, list[float]]:
 
 def steady_syncs(summary: Summary) -> list[RankSync]:
     """Return the weight syncs of the steady steps."""
-    return [sync for sync in summary.weight_sync if summary.steady is not None and sync.step in summary.steady.steps]
+    steps = frozenset(() if summary.steady is None else summary.steady.steps)
+    return [sync for sync in summary.weight_sync if sync.step in steps]
 
 
 def _by_step(seconds: Iterable[tuple[int | None, float]]) -> list[float]:

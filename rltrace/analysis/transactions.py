@@ -181,7 +181,7 @@ class _Rank:
         is_sleep: bool,
         known: dict[str, int],
     ) -> Transaction:
-        """Return what became of one move."""
+        """Return what became of one move, and whether that is as it should be."""
         end_ns = outer.end_ns or self.seen.end_ns
         seconds = sum(part.end_ns - part.start_ns for part in inner if part.end_ns is not None) / 1e9
         level = outer.args.get("level")
@@ -212,6 +212,8 @@ class _Rank:
             verdict, reason = _of_sleep(made, known, self.copy_bytes(made, known), slack_bytes)
         else:
             verdict, reason = "ok", ""  # nobody told of bytes
+        if verdict == made.verdict and reason == made.reason:  # as nearly all are
+            return made
         return msgspec.structs.replace(made, verdict=verdict, reason=reason)
 
     def is_about_memory(self, move: Span, error: str) -> bool:

@@ -160,6 +160,17 @@ class Columns:
         found = [(bool(self.flows.is_out[place]), keys[self.flows.key[place]]) for place in places]
         return tuple(key for is_out, key in found if is_out), tuple(key for is_out, key in found if not is_out)
 
+    def first_keys(self, rows: NDArray[np.intp], *, is_out: bool) -> list[str | None]:
+        """Return for each of some rows the key of the first arrow that leaves it, or arrives there; None without."""
+        own = np.flatnonzero(self.flows.is_out == is_out)
+        having, first = np.unique(self.flows.row[own], return_index=True)
+        if not len(having):
+            return [None] * len(rows)
+        at = np.minimum(np.searchsorted(having, rows), len(having) - 1)
+        places = np.where(having[at] == rows, self.flows.key[own[first[at]]], -1).tolist()
+        keys = self.flows.keys()
+        return [None if place < 0 else keys[place] for place in places]
+
     def chosen(self, rows: NDArray[np.intp], samples: NDArray[np.intp]) -> Columns:
         """Return some rows, in their order, and some samples."""
         at = np.searchsorted(rows, self.flows.row)
@@ -213,8 +224,11 @@ class Columns:
     def spans(self, rows: NDArray[np.intp]) -> Iterator[Span]:
         """Yield some rows as the events that they are."""
         columns = (self.name, self.thread, self.task, self.start_ns, self.end_ns, self.lane, self.is_automatic)
-        listed = (column[rows].tolist() for column in columns)
-        for row, name, thread, task, start_ns, end_ns, lane, is_automatic in zip(rows.tolist(), *listed, strict=True):
+        listed = [column[rows].tolist() for column in columns]
+        has_arrows = np.isin(rows, self.flows.row).tolist()
+        for row, name, thread, task, start_ns, end_ns, lane, is_automatic, has_arrow in zip(
+            rows.tolist(), *listed, has_arrows, strict=True
+        ):
             yield Span(
                 self.texts[name],
                 thread,
@@ -222,7 +236,7 @@ class Columns:
                 start_ns,
                 None if end_ns == OPEN else end_ns,
                 self.args(row),
-                *self.flows_of(row),
+                *(self.flows_of(row) if has_arrow else ((), ())),
                 lane=None if lane == NO_LANE else lane,
                 is_automatic=is_automatic,
             )
@@ -570,13 +584,16 @@ class Encoded:
         has_args = (raw["begin_bytes"] | raw["late_bytes"]) != 0
         is_odd = (raw["flags"] & native.ODD).astype(np.bool_)
         rows = np.flatnonzero(is_odd | (has_args & self.source.are_checked_whole[raw["name"]]))
-        for row, name in zip(rows.tolist(), raw["name"][rows].tolist(), strict=True):
-            begun, late = self._written(row)
-            checks = gate.arguments_of(texts.all[name])
+        names = raw["name"][rows].tolist()
+        checks_of = {name: gate.arguments_of(texts.all[name]) for name in {*names}}
+        for row, name, odd, (begun, late) in zip(
+            rows.tolist(), names, is_odd[rows].tolist(), self._all_written(rows), strict=True
+        ):
+            checks = checks_of[name]
             unfit = sum(gate.leave_out_unfit(args, checks) for args in (begun, late) if args) if checks else 0
             self.source.process.unfit += unfit
-            args = self.decoded[row] = begun | late
-            if unfit or is_odd[row]:
+            args = self.decoded[row] = begun | late if late else begun
+            if unfit or odd:
                 for key, column in self.arguments.items():
                     cell = _cell(ARGUMENTS[key].kind, args.get(key), texts.place)
                     if column.flags.writeable or key in args:
@@ -584,17 +601,22 @@ class Encoded:
 
     def _written(self, row: int) -> tuple[Args, Args]:
         """Return what a row has of its beginning, and what came late."""
-        raw = self.raw
-        at, begin_bytes, late_bytes = raw["args_at"][row], raw["begin_bytes"][row], raw["late_bytes"][row]
-        encoded = raw["blobs"][at : at + begin_bytes + late_bytes].tobytes()
-        begun: Any = _unpacked(encoded[:begin_bytes]) if begin_bytes else {}
-        if isinstance(begun, list):
-            *values, more = begun
-            begun = dict(zip(self.source.types[raw["type"][row]].fields, values, strict=False)) | (more or {})
-        return begun, _unpacked(encoded[begin_bytes:]) if late_bytes else {}
+        return next(self._all_written(np.array([row])))
+
+    def _all_written(self, rows: NDArray[np.intp]) -> Iterator[tuple[Args, Args]]:
+        """Yield the same of some rows."""
+        raw, types, blobs = self.raw, self.source.types, self.raw["blobs"].data
+        columns = [raw[name][rows].tolist() for name in ("args_at", "begin_bytes", "late_bytes", "type")]
+        for at, begin_bytes, late_bytes, declared in zip(*columns, strict=True):
+            late_at = at + begin_bytes
+            begun: Any = _unpacked(blobs[at:late_at]) if begin_bytes else {}
+            if isinstance(begun, list):
+                *values, more = begun
+                begun = dict(zip(types[declared].fields, values, strict=False)) | (more or {})
+            yield begun, _unpacked(blobs[late_at : late_at + late_bytes]) if late_bytes else {}
 
 
-def _unpacked(encoded: bytes) -> Any:
+def _unpacked(encoded: memoryview) -> Any:
     return msgpack.unpackb(encoded, unicode_errors="replace", timestamp=1)
 
 

@@ -111,16 +111,21 @@ def by_name(check: Check) -> Check:
     def checked(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _UnfitError
-        if check in (number, _or_unknown) and all(map(_is_usual, value, value.values())):
+        if check in (number, _or_unknown) and _is_usual(value):
             return value
         return {text(name): check(item) for name, item in value.items()}
 
     return checked
 
 
-def _is_usual(name: Any, value: Any) -> bool:
-    """Return whether a name and a number are as nearly all are, which takes less time than to check them."""
-    return name.__class__ is str and value.__class__ is int and 0 <= value <= MOST_BYTES
+def _is_usual(numbers: dict[Any, Any]) -> bool:
+    """Return whether names and numbers are as nearly all are, which takes less time than to check them."""
+    if not (_TEXT.issuperset(map(type, numbers)) and _WHOLE.issuperset(map(type, numbers.values()))):
+        return False
+    return not numbers or (min(numbers.values()) >= 0 and max(numbers.values()) <= MOST_BYTES)
+
+
+_TEXT, _WHOLE = frozenset({str}), frozenset({int})
 
 
 class Field(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.numbers import number
+from rltrace.analysis.numbers import number, number_of
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.rows import Rows, Times, extend, groups, whole_numbers
 from rltrace.analysis.seen.spans import EngineSteps, place_of
@@ -34,24 +34,29 @@ def see_passed(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> None:
     for places in groups(names):
         name, own = rows.texts[names[places[0]]], chosen[places]
         if name in (RAY_SUBMIT, RAY_CALL):
-            flows = [rows.flows_of(row)[0 if name == RAY_SUBMIT else 1] for row in own.tolist()]
-            own, keys = own[[bool(ends) for ends in flows]], [ends[0] for ends in flows if ends]
+            arrows = rows.first_keys(own, is_out=name == RAY_SUBMIT)
+            own, keys = own[[key is not None for key in arrows]], [key for key in arrows if key is not None]
             if not keys:
                 continue
         else:
-            keys = [_request_of(row, name, rows) for row in own.tolist()]
+            keys = _requests_of(own, name, rows)
         kept = seen.passed[name]
         times.put(kept, own)
         kept.places.extend(_lanes(seen, own, rows))
-        kept.keys.extend([number(key) for key in keys])
+        numbers = [*map(number_of, keys)]
+        kept.keys.extend(numbers)
         if name in (RAY_SUBMIT, RAY_CALL):
             continue
         extend(kept.trajectories, _hashes(rows, "trajectory", own))
         for told in ("tokens", "prompt_tokens"):
             extend(getattr(kept, told), whole_numbers(rows, told, own, -1))
         if name == REQUEST:
-            kept.stems.extend([number(asked_ids(key)[1]) for key in keys])
-            kept.prompts.extend([_prompt(seen, prompt_of(key)) for key in keys])
+            stems = [asked_ids(key)[1] for key in keys]
+            known = dict(zip(keys, numbers, strict=True))
+            kept.stems.extend([known[stem] if stem in known else number_of(stem) for stem in stems])
+            prompts = [*map(prompt_of, keys)]
+            number_of_prompt = {prompt: _prompt(seen, prompt) for prompt in {*prompts}}
+            kept.prompts.extend([number_of_prompt[prompt] for prompt in prompts])
             for told in ("queued_ns", "first_token_ns", "cached_tokens"):
                 extend(getattr(kept, told), whole_numbers(rows, told, own, -1))
 
@@ -104,10 +109,13 @@ def see_tool_calls(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> Non
         kept.tools.append(place_of(rows.texts[name if tool == NO_TEXT else tool], kept.names))
 
 
-def _request_of(row: int, name: str, rows: Columns) -> str:
-    """Return the id of a row's request; one without an id joins nothing."""
-    request = rows.arguments["request_id"][row]
-    return rows.texts[request] if request != NO_TEXT else str(rows.args(row).get("request_id", name))
+def _requests_of(chosen: Rows, name: str, rows: Columns) -> list[str]:
+    """Return the ids of some rows' requests; one without an id joins nothing."""
+    requests = rows.arguments["request_id"][chosen].tolist()
+    return [
+        rows.texts[request] if request != NO_TEXT else str(rows.args(row).get("request_id", name))
+        for row, request in zip(chosen.tolist(), requests, strict=True)
+    ]
 
 
 def see_engine_steps(kept: EngineSteps, chosen: Rows, rows: Columns, times: Times) -> None:

@@ -26,7 +26,8 @@ _Stepped = TypeVar("_Stepped", RankSync, Transaction)
 
 def in_steady(items: Sequence[_Stepped], found: Steady | None) -> list[_Stepped]:
     """Return those of the steady steps; all if the steady steps have none."""
-    return [item for item in items if found is not None and item.step in found.steps] or list(items)
+    steps = frozenset(() if found is None else found.steps)
+    return [item for item in items if item.step in steps] or list(items)
 
 
 def sync_line(syncs: Sequence[RankSync]) -> Text:
