@@ -242,16 +242,6 @@ class _Edges(NamedTuple):
     """Whether that moment is consistent, and near."""
 
 
-class _Shown(NamedTuple):
-    """What is shown of some moments, by field."""
-
-    at_seconds: list[float]
-    used_bytes: list[int]
-    bytes: list[dict[str, int]]
-    apart_seconds: list[float | None]
-    is_consistent: list[bool | None]
-
-
 class _Device:
     """One device's ledger beside its phases and the run's steps."""
 
@@ -299,32 +289,25 @@ class _Device:
         chosen = np.fromiter(moments, np.intp)
         times_ns = self.ledger.times_ns[chosen]
         named = self.phases_at(times_ns) if phases is None else self.named(phases, times_ns)
-        return [
-            Moment(
-                step=step,
-                phase=phase,
-                at_seconds=at_seconds,
-                used_bytes=used_bytes,
-                bytes=owned,
-                apart_seconds=apart_seconds,
-                is_consistent=is_consistent,
-            )
-            for step, phase, at_seconds, used_bytes, owned, apart_seconds, is_consistent in zip(
-                self.steps_at(times_ns), named, *self.shown(chosen, self.ledger.is_consistent[chosen]), strict=True
-            )
-        ]
+        shown = self.shown(chosen, self.ledger.is_consistent[chosen], self.steps_at(times_ns), named)
+        return [Moment(**fields) for fields in shown]
 
-    def shown(self, moments: Places, is_consistent: NDArray[np.bool_]) -> _Shown:
-        """Return what is shown of some moments; nobody knows how consistent they are where nobody read a total."""
+    def shown(
+        self, moments: Places, is_consistent: NDArray[np.bool_], steps: list[int | None], phases: list[str | None]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the fields of some moments; nobody knows how consistent they are where nobody read a total."""
         apart_ns = self.ledger.apart_ns[moments]
         is_known = np.isfinite(apart_ns)
-        return _Shown(
-            ((self.ledger.times_ns[moments] - self.seen.start_ns) / 1e9).tolist(),
-            self.used_bytes[moments].tolist(),
-            self.owned(moments),
-            _known(apart_ns / 1e9, is_known),
-            _known(is_consistent, is_known),
-        )
+        columns = {
+            "step": steps,
+            "phase": phases,
+            "at_seconds": ((self.ledger.times_ns[moments] - self.seen.start_ns) / 1e9).tolist(),
+            "used_bytes": self.used_bytes[moments].tolist(),
+            "bytes": self.owned(moments),
+            "apart_seconds": _known(apart_ns / 1e9, is_known),
+            "is_consistent": _known(is_consistent, is_known),
+        }
+        return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
     def owned(self, moments: Places) -> list[dict[str, int]]:
         """Return the bytes of each owner at some moments, which many boundaries and peaks share: nobody may change
@@ -428,26 +411,14 @@ class _Device:
     def boundaries(self, edges: _Edges) -> list[Boundary]:
         """Return the same as they are shown."""
         names = [self.spans.names[place] for place in np.repeat(self.spans.places, 2).tolist()]
+        steps = self.steps_at(np.repeat(self.spans.starts_ns, 2))
+        phases = self.named(names, self.ledger.times_ns[edges.moments])
+        shown = self.shown(edges.moments, edges.is_consistent, steps, phases)
+        sides = ["begin", "end"] * len(self.spans.places)
+        away_seconds = (edges.away_ns / 1e9).tolist()
         return [
-            Boundary(
-                step=step,
-                phase=phase,
-                at_seconds=at_seconds,
-                used_bytes=used_bytes,
-                bytes=owned,
-                apart_seconds=apart_seconds,
-                is_consistent=is_consistent,
-                side=side,
-                away_seconds=away_seconds,
-            )
-            for step, phase, side, away_seconds, at_seconds, used_bytes, owned, apart_seconds, is_consistent in zip(
-                self.steps_at(np.repeat(self.spans.starts_ns, 2)),
-                self.named(names, self.ledger.times_ns[edges.moments]),
-                ["begin", "end"] * len(self.spans.places),
-                (edges.away_ns / 1e9).tolist(),
-                *self.shown(edges.moments, edges.is_consistent),
-                strict=True,
-            )
+            Boundary(**fields, side=side, away_seconds=away)
+            for fields, side, away in zip(shown, sides, away_seconds, strict=True)
         ]
 
     def most_used(self) -> MostUsed | None:

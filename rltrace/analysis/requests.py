@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.observations import Observations, once
+from rltrace.analysis.seen.rows import groups
 from rltrace.analysis.span_tables import Numbers, Places, SpanTable, around, at, last_begun, passed
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import AGENT_REQUEST, RAY_CALL, RAY_SUBMIT, REQUEST, SERVER_REQUEST
@@ -139,9 +140,8 @@ def requests_by_step(found: Sequence[Way], windows: StepWindows) -> list[StepReq
     rows = []
     for way in found:
         places = way.places(windows)
-        order = np.argsort(places, kind="stable")
-        found_places, firsts = np.unique(places[order], return_index=True)
-        for place, chosen in zip(found_places.tolist(), np.split(order, firsts[1:]), strict=False):
+        for chosen in groups(places):
+            place = int(places[chosen[0]])
             figures = msgspec.structs.asdict(way.part(chosen).figures())
             rows.append((place, StepRequests(step=windows.numbers[place], **figures)))
     return [row for _, row in sorted(rows, key=lambda item: item[0])]

@@ -9,7 +9,7 @@ import msgspec
 
 from rltrace.analysis.lanes import DRIVER_ROLE
 from rltrace.analysis.phases import RankStep, in_order
-from rltrace.analysis.steady import lanes, together
+from rltrace.analysis.steady import lanes, of_steady, together
 from rltrace.analysis.summary import Summary
 from rltrace.analysis.weight_sync import RankSync
 from rltrace.events import DRIVER_PHASES, SYNC_STAGES
@@ -61,8 +61,7 @@ def stage_seconds(summary: Summary) -> dict[str, list[float]]:
 
 def steady_syncs(summary: Summary) -> list[RankSync]:
     """Return the weight syncs of the steady steps."""
-    steps = frozenset(() if summary.steady is None else summary.steady.steps)
-    return [sync for sync in summary.weight_sync if sync.step in steps]
+    return of_steady(summary.weight_sync, summary.steady)
 
 
 def _by_step(seconds: Iterable[tuple[int | None, float]]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean, median
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -147,3 +148,20 @@ def spread(seconds: Sequence[float]) -> Spread:
         least_seconds=min(seconds),
         most_seconds=max(seconds),
     )
+
+
+class OfStep(Protocol):
+    """What belongs to a step."""
+
+    @property
+    def step(self) -> int | None:
+        """Number of the step."""
+
+
+Stepped = TypeVar("Stepped", bound=OfStep)
+
+
+def of_steady(items: Sequence[Stepped], found: Steady | None) -> list[Stepped]:
+    """Return those of the steady steps; none if there are no such steps."""
+    steps = frozenset(() if found is None else found.steps)
+    return [item for item in items if item.step in steps]

@@ -32,18 +32,17 @@ def many() -> int:
 
 def each(make: Callable[[Given], Made], given: Sequence[Given]) -> list[Made]:
     """Return what a function makes of each, in their order."""
-    workers = min(many(), MOST, len(given))
-    if workers < 2 or native.library() is None:
-        return [make(one) for one in given]
-    pool = ThreadPoolExecutor(workers, "rltrace reader")
-    try:
-        return [*pool.map(make, given)]
-    finally:
-        pool.shutdown(cancel_futures=True)
+    return [*ahead(make, given, len(given))]
 
 
-def ahead(make: Callable[[Given], Made], given: Sequence[Given]) -> Iterator[Made]:
-    """Yield what a function makes of each, in their order, while as many of the next as there are cores are made."""
+def ahead(make: Callable[[Given], Made], given: Sequence[Given], waiting: int | None = None) -> Iterator[Made]:
+    """Yield what a function makes of each, in their order, while the next ones are made.
+
+    Args:
+        make: The function.
+        given: What it is given.
+        waiting: How many of the next are asked for at most; by default as many as there are cores.
+    """
     workers = min(many(), MOST, len(given))
     if workers < 2 or native.library() is None:
         yield from map(make, given)
@@ -52,7 +51,7 @@ def ahead(make: Callable[[Given], Made], given: Sequence[Given]) -> Iterator[Mad
     coming: deque[Future[Made]] = deque()
     try:
         for one in given:
-            if len(coming) > workers:
+            if len(coming) > (workers if waiting is None else waiting):
                 yield coming.popleft().result()
             coming.append(pool.submit(make, one))
         while coming:

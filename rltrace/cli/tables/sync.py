@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import TypeVar
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rltrace.analysis.steady import Steady
+from rltrace.analysis.steady import Steady, Stepped, of_steady
 from rltrace.analysis.transactions import LEAK_SLEEPS, Leak, Transaction
 from rltrace.analysis.weight_sync import RankSync
 from rltrace.cli.tables import figures
@@ -21,13 +20,10 @@ FEW = 2
 FASTEST = 1e12
 """Bytes per second that no link reaches: a faster stage was only launched."""
 
-_Stepped = TypeVar("_Stepped", RankSync, Transaction)
 
-
-def in_steady(items: Sequence[_Stepped], found: Steady | None) -> list[_Stepped]:
+def in_steady(items: Sequence[Stepped], found: Steady | None) -> list[Stepped]:
     """Return those of the steady steps; all if the steady steps have none."""
-    steps = frozenset(() if found is None else found.steps)
-    return [item for item in items if item.step in steps] or list(items)
+    return of_steady(items, found) or list(items)
 
 
 def sync_line(syncs: Sequence[RankSync]) -> Text:

@@ -22,7 +22,7 @@ from rltrace.host.interruption import own_failure
 from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger
 from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.sharded_models import MODELS, watch_models
-from rltrace.instrument.memory.turns import Turns, at, beating
+from rltrace.instrument.memory.turns import Turns, at, beating, turning
 from rltrace.instrument.memory.work import Work
 from rltrace.instrument.torch.dynamo import outside_graphs
 from rltrace.instrument.torch.fsdp2 import PACKAGE
@@ -132,8 +132,9 @@ class Sharding:
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
 
-    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        """Watch torch's calls on this thread."""
+    @functools.cached_property
+    def _asking(self) -> Any:
+        """What is asked of each of torch's calls; it is made where torch has been imported."""
         from torch.overrides import TorchFunctionMode
 
         turns = self._turns
@@ -149,8 +150,12 @@ class Sharding:
                     pass
                 return function(*args, **(kwargs or {}))
 
-        turns.beat_if_due()
-        return Asking().__enter__()
+        return Asking()
+
+    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """Watch torch's calls on this thread."""
+        self._turns.beat_if_due()
+        return self._asking.__enter__()
 
     def end(self, asking: Any, _result: Any, _error: BaseException | None) -> None:
         """Watch them no more."""
@@ -258,13 +263,9 @@ def beat_afterwards(turns: Turns, original: Function, hook: Hook) -> Function:
 
 def turn_before(turns: Turns, original: Function, hook: Hook) -> Function:
     """Make the beginning of each call a turn; dynamo, which may trace the call, does not see that."""
-
-    def turn(*_: Any) -> None:
-        turns.turn()
-
-    turning = wrap_function(original, hook, hook.timed(turn), nothing_after)
-    turning._torchdynamo_inline = original  # type: ignore[attr-defined]
-    return turning
+    turning_now = wrap_function(original, hook, hook.timed(turning(turns)), nothing_after)
+    turning_now._torchdynamo_inline = original  # type: ignore[attr-defined]
+    return turning_now
 
 
 def when_due(turns: Turns, original: Function, beating_now: Function) -> Function:

@@ -220,6 +220,15 @@ def at(turns: Turns, turn: Turn) -> Any:
     return reached
 
 
+def turning(turns: Turns) -> Any:
+    """Return a hook's `before` or `after` that is a turn."""
+
+    def turn(*_: Any) -> None:
+        turns.turn()
+
+    return turn
+
+
 def beating(turns: Turns) -> Any:
     """Return a hook's `before` or `after` that is a beat."""
 
