@@ -207,22 +207,23 @@ def test_off_runs_the_command_untouched(core: Recorded) -> None:
         "print([os.getpid(), dict(os.environ), int(signal.getsignal(signal.SIGPIPE))])\n"
         "sys.exit(7)"
     )
-    folder = core.folder / "off"
+    folder = core.folder / "off_command"
     folder.mkdir()
+    # pip's script in a folder with a long name is one of `sh`, which says where it runs, and sorts its environment.
+    said = {"RLTRACE_OFF": "1", "PWD": str(folder)}
     asked = ("--otlp", "http://localhost:4318", "--trackers", "--max-disk", "much", "--allocations", "all")
     with subprocess.Popen(
         [str(core.environment.script), "exec", *asked, "--", core.environment.python, "-c", code],
-        env=core.environment.variables(RLTRACE_OFF="1"), cwd=folder, stdout=-1, stderr=-1, text=True,
+        env=core.environment.variables(**said), cwd=folder, stdout=-1, stderr=-1, text=True,
     ) as process:  # fmt: skip
         out, err = process.communicate(timeout=60)
     assert process.returncode == 7
     assert err == (
         "rltrace: RLTRACE_OFF is set: nothing is recorded, and the command runs as it would without rltrace\n"
     )
-    bare = core.environment.run(core.environment.python, "-c", code, cwd=folder, RLTRACE_OFF="1").stdout
+    bare = core.environment.run(core.environment.python, "-c", code, cwd=folder, **said).stdout
     pid, environment, of_pipe = ast.literal_eval(out)
     assert pid == process.pid
-    # In any order: pip's script in a folder with a long name is one of `sh`, which sorts them.
     assert [environment, of_pipe] == list(ast.literal_eval(bare)[1:])
     assert list(folder.iterdir()) == []
     folder.rmdir()

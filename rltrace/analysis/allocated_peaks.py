@@ -109,7 +109,7 @@ class AllocatedPeaks:
         held = self._held(max(fitting, key=lambda index: float(self._allocated[index]))) if fitting else {}
         between_bytes = peak_bytes - sum(held.values())
         if between_bytes:
-            # Without a look it was told where a backward ended.
+            # Without a look it was told behind backwards: before an optimizer's step, or before the count was reset.
             turn = self._turns[behind] if is_in_look else Turn.BACKWARD_END
             owner = self._of_between(turn, held)
             held[owner] = held.get(owner, 0) + between_bytes

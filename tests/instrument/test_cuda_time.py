@@ -259,7 +259,7 @@ def test_device_is_asked_at_ends() -> None:
     """The device is asked where work has ended, and not where it begins."""
     asked: list[str] = []
     pairs = cuda_time.CudaPairs()
-    pairs._times = cast(Any, SimpleNamespace(poll=lambda: asked.append("poll")))
+    pairs._times = cast(Any, SimpleNamespace(poll_if_due=lambda: asked.append("poll")))
     for is_end in (False, True):
         pairs.reached(Boundary(("actor.update",), is_end=is_end))
     assert asked == ["poll"]
@@ -356,11 +356,12 @@ def test_without_a_driver_there_is_no_hook(tmp_path: Path) -> None:
 
 
 def test_layers_have_pairs_if_asked(tmp_path: Path) -> None:
-    """Forwards and backwards of a model have pairs of events; those of layers have them if asked for."""
+    """A model's forward has a pair of events, and a whole backward; those of layers have them if asked for."""
     run = train_on_the_host(tmp_path, 1, ON_THE_HOST.replace("of_layers=True", "of_layers=False"))
-    for name in ("fsdp.forward", "fsdp.backward"):
-        whole = [span for span in run.spans(name) if span.args["module"] == "" and "recompute" not in span.args]
-        assert len(run.spans(f"gpu.{name}")) == len(whole) > 0
+    whole = [span for span in run.spans("fsdp.forward") if span.args["module"] == "" and "recompute" not in span.args]
+    assert len(run.spans("gpu.fsdp.forward")) == len(whole) > 0
+    assert len(run.spans("gpu.autograd.backward")) == len(run.spans("autograd.backward")) > 0
+    assert run.spans("fsdp.backward") and not run.spans("gpu.fsdp.backward")
 
 
 @pytest.mark.parametrize(("of_layers", "fewer"), [(True, 0), (False, 1)])

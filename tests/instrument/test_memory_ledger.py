@@ -218,7 +218,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("actor.optimizer", 40, 0),
         ("actor.activations", 4, 0),
         ("ref.params", 20, 0),
-        ("library.kernels", 1, 0),
+        ("library.kernels", 0.5, 0),
         ("weight_sync.bucket", 8, 1),
         ("rollout.weights", 20, 1),
         ("rollout.kv_cache", 128, 1),
@@ -226,7 +226,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("interpreter", 100, 1),
     ],
 )
-def test_hidden_source_has_no_owner(hidden: dict[str, Any], owner: str, least_mib: int, row: int) -> None:
+def test_hidden_source_has_no_owner(hidden: dict[str, Any], owner: str, least_mib: float, row: int) -> None:
     """Bytes whose source is hidden have no owner.
 
     What the heap handed out becomes unattributed (row 0), everything else unexplained (row 1).

@@ -106,14 +106,15 @@ def first_collectives(ledger: CudaLedger, turns: Turns) -> Callable[[Function, H
     growth = Growth(ledger, NCCL, connects)
 
     def watch(original: Function, hook: Hook) -> Function:
-        watched = wrap_function(original, hook, growth.begin, growth.end)
+        watched = wrap_function(original, hook, hook.timed(growth.begin), hook.timed(growth.end))
+        later = hook.timed(beat)
 
         @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
             if not hook.live:
                 return original(*args, **kwargs)
             if args[0].group_name in known:
-                hook.leave(beat, None, None, None)
+                hook.leave(later, None, None, None)
                 return original(*args, **kwargs)
             return watched(*args, **kwargs)
 

@@ -22,7 +22,7 @@ from rltrace.host.interruption import own_failure
 from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger
 from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.sharded_models import MODELS, watch_models
-from rltrace.instrument.memory.turns import Turns, at, beating, turning
+from rltrace.instrument.memory.turns import Turns, at, beating, saying_peak, turning
 from rltrace.instrument.memory.work import Work
 from rltrace.instrument.torch.dynamo import outside_graphs
 from rltrace.instrument.torch.fsdp2 import PACKAGE
@@ -50,8 +50,8 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
         reads=STEPS,
     )
     patches.around("torch.optim.optimizer:Optimizer.zero_grad", nothing_before, at(turns, Turn.ZERO_GRAD))
-    for module in ("torch.cuda", "torch.cuda.memory"):
-        patches.around(f"{module}:empty_cache", at(turns, Turn.EMPTY_CACHE), at(turns, Turn.EMPTY_CACHE))
+    patches.around("torch.cuda.memory:empty_cache", at(turns, Turn.EMPTY_CACHE), at(turns, Turn.EMPTY_CACHE))
+    patches.around("torch.cuda.memory:reset_peak_memory_stats", saying_peak(turns), nothing_after)
     # The states that an optimizer's first step makes are there, and the step goes on for most of a second.
     groups = "torch.optim.optimizer:Optimizer._group_tensors_by_device_and_dtype"
     patches.wrap(groups, functools.partial(turn_before, turns))

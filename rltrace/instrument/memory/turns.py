@@ -9,7 +9,8 @@ of their own, so that no other place can starve them. When it is spent, whole pa
 together: a look at half of a pass would show activations that are long gone.
 
 Between turns, each hook can be a beat: it asks the driver how much memory is used, which takes microseconds, and looks
-if that has changed. When too much time is owed for a look, what the driver said is recorded alone.
+if that has changed. When too much time is owed for a look, what the driver said is recorded alone. Where memory has been
+still for long, as in the steady steps of a loop whose allocator has all that it needs, it is asked less often.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Ledger(Protocol):
         """Count what was allocated since the last look as something other than activations."""
 
     def say_peak(self) -> None:
-        """Sample torch's own count of the most that it has handed out."""
+        """Sample torch's own count of the most that it has handed out, since it was last reset."""
 
     def has_moved(self) -> bool:
         """Return whether the driver counts something else than at the last look."""
@@ -86,6 +87,9 @@ class Turns:
     its price half a second would be owed for by 40 minutes without a beat."""
     FOUND_DISCOUNT = 4
     """A beat that finds a change costs a fourth: where memory moves it moves on, as while a model is made."""
+    STILL_BEATS, STILL_PRICE = 32, 4
+    """After so many beats in a row that found no change, one costs four times as much: where memory is still it stays
+    so. The next change that is found makes beats cheap again."""
     BACKWARD_BEATS = 2
     """How many beats that follow the beginning of a backward are turns: the first layer that asks may do so before the
     gradients of the logits are there, the second one does not."""
@@ -102,6 +106,8 @@ class Turns:
         self._turn_beats = Budget(self.TURN_BEAT_SHARE, self.TURN_BEAT_BURST_NS)
         self._beats_at_turn = 0
         """How many of the next beats are turns."""
+        self._still_beats = 0
+        """How many beats in a row have found no change."""
         self._is_passing = False
         """Whether a forward has begun whose backward has not ended."""
         self._is_inferring = False
@@ -148,6 +154,12 @@ class Turns:
             self._is_passing = False
         if self._can_look():
             self._look(turn, self._looks)
+        elif turn is Turn.OPTIMIZER_BEGIN:  # what backwards took at most, before the optimizer takes more
+            self._ledger.say_peak()
+
+    def before_reset(self) -> None:
+        """Ask for the peak before the program resets torch's count of it."""
+        self._ledger.say_peak()
 
     def turn(self) -> None:
         """Ask at a rare place behind which memory has grown, and nothing of ours runs for long."""
@@ -175,10 +187,16 @@ class Turns:
         can_look = has_moved and self._can_look()
         if has_moved and not can_look:
             self._ledger.say_used()
-        spent_ns = min(now_ns() - began_ns, self.MOST_BEAT_NS)
-        budget.spend(spent_ns // (self.FOUND_DISCOUNT if has_moved else 1))
+        budget.spend(self._price_ns(min(now_ns() - began_ns, self.MOST_BEAT_NS), has_moved=has_moved))
         if can_look:
             self._look(Turn.BEAT, self._looks)
+
+    def _price_ns(self, spent_ns: int, *, has_moved: bool) -> int:
+        """Return what a beat costs that took so long."""
+        self._still_beats = 0 if has_moved else self._still_beats + 1
+        if has_moved:
+            return spent_ns // self.FOUND_DISCOUNT
+        return spent_ns * (self.STILL_PRICE if self._still_beats > self.STILL_BEATS else 1)
 
     def _can_look(self) -> bool:
         return self._looks.left_ns(now_ns()) > -self.BURST_NS
@@ -194,14 +212,10 @@ class Turns:
             self._beat(self._turn_beats)
 
     def _end_pass(self, turn: Turn) -> None:
-        """Look if anybody has looked inside the pass, so that no row outlives it; else ask for its peak."""
-        if self._is_passing:
-            return
-        if self._has_looked:
+        """Look if anybody has looked inside the pass, so that no row outlives it."""
+        if self._has_looked and not self._is_passing:
             self._look(turn, self._passes)
             self._has_looked = False
-        elif turn is Turn.BACKWARD_END:
-            self._ledger.say_peak()
 
     def _look(self, turn: Turn, budget: Budget) -> None:
         began_ns = now_ns()
@@ -227,6 +241,15 @@ def turning(turns: Turns) -> Any:
         turns.turn()
 
     return turn
+
+
+def saying_peak(turns: Turns) -> Any:
+    """Return a hook's `before` of what resets torch's count of its peak."""
+
+    def before_reset(*_: Any) -> None:
+        turns.before_reset()
+
+    return before_reset
 
 
 def beating(turns: Turns) -> Any:

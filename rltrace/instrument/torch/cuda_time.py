@@ -5,9 +5,9 @@ collective sit inside FSDP2's own stream, by the classes that it calls: `foreach
 after the copy-in, and an event recorded before it would fire when the stream's work before ends. Instances are left
 alone.
 
-A pair takes 15 to 30 µs of the host. So only the forward and backward of a whole model have one; with
-`RLTRACE_CUDA_TIME=layers`, those of each sharded module have one too. A forward that is repeated for its backward is a
-part of that backward.
+A pair takes 15 to 30 µs of the host, and 100 in cold caches. So only the forward of a whole model has one, and the
+backward from the loss on. With `RLTRACE_CUDA_TIME=layers` the forward and backward of each sharded module have one too,
+the whole model among them. A forward that is repeated for its backward is a part of that backward.
 """
 
 from __future__ import annotations
@@ -80,14 +80,15 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
         functools.partial(watch_forwards, opens=pairs.open_forward, root_only=not of_layers, waits=False),
         (FORWARD,),
     )
-    backwards = Backwards(pairs.open_backward, root_only=not of_layers)
-    patches.wrap(
-        f"{PACKAGE}._fsdp_state:FSDPState._pre_backward",
-        backwards.watch_beginnings,
-        (BACKWARD,),
-        reads=(*attributes(STATE, "_is_root", "_training_state"), *NAMED),
-    )
-    patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", backwards.watch_ends)
+    if of_layers:
+        backwards = Backwards(pairs.open_backward)
+        patches.wrap(
+            f"{PACKAGE}._fsdp_state:FSDPState._pre_backward",
+            backwards.watch_beginnings,
+            (BACKWARD,),
+            reads=(*attributes(STATE, "_training_state"), *NAMED),
+        )
+        patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", backwards.watch_ends)
     begin_backward = functools.partial(begin_whole_backward, pairs)
     patches.wrap(
         autograd.TARGET,
@@ -200,7 +201,7 @@ class CudaPairs:
     def reached(self, boundary: boundaries.Boundary) -> None:
         """Resolve what the device has done when a phase is over."""
         if self._times is not None and boundary.is_end:
-            self._times.poll()
+            self._times.poll_if_due()
 
     def _open(self) -> DeviceTimes | None:
         if not has_used_gpu():  # an event or a stream of ours would make a context

@@ -264,6 +264,11 @@ class DeviceTimes:
         """Resolve what the device has done, and return how many pairs that were. Never waits for the device."""
         return self._lock.run(self._poll)
 
+    def poll_if_due(self) -> None:
+        """Resolve what the device has done, unless somebody has asked for that lately."""
+        if self.now_ns() - self._polled_ns > POLL_NS:
+            self.poll()
+
     def end(self) -> None:
         """Resolve what the device has done, and count what is not done or not known: there will be no other call."""
         self._lock.run(self._end)

@@ -380,22 +380,13 @@ class BackwardSpans:
 class Backwards:
     """The open backwards, by parameter group. They may end on another thread than they began on."""
 
-    def __init__(self, opens: OpenBackward, *, root_only: bool = False) -> None:
+    def __init__(self, opens: OpenBackward) -> None:
         self._opens = opens
-        self._root_only = root_only
         self._open: dict[int, UnfinishedBackward] = {}
 
     def watch_beginnings(self, original: Function, hook: Hook) -> Function:
         """Wrap `FSDPState._pre_backward`, so that a state's backward opens once it has unsharded."""
-        watched = wrap_function(original, hook, hook.timed(self.look), hook.timed(self.begin_unsharded))
-        if not self._root_only:
-            return watched
-
-        @functools.wraps(original)
-        def pre_backward(*args: Any, **kwargs: Any) -> Any:
-            return (watched if args[0]._is_root else original)(*args, **kwargs)
-
-        return pre_backward
+        return wrap_function(original, hook, hook.timed(self.look), hook.timed(self.begin_unsharded))
 
     def look(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """Return the state, and whether this is a repetition: a module with several outputs is told once per output."""

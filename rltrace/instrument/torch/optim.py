@@ -99,11 +99,13 @@ def watch_optimizer_steps(
         if opened is not None:
             opened.__exit__(None)
 
+    timed_begin, timed_end = hook.timed(begin), hook.timed(end)
+
     def before_step(*args: Any) -> None:
-        hook.enter(begin, args, {})
+        hook.enter(timed_begin, args, {})
 
     def after_step(*_args: Any) -> None:
-        hook.leave(end, None, None, None)
+        hook.leave(timed_end, None, None, None)
 
     handles = (
         torch_optimizer.register_optimizer_step_pre_hook(before_step),

@@ -98,6 +98,9 @@ def watch_callable(original: Function, hook: Hook) -> Function:
     that threads do not meet and a worker group can still be pickled.
     """
 
+    timed_begin, timed_submitted = hook.timed(begin_call), hook.timed(submitted)
+    timed_arrived, timed_end = hook.timed(arrived), hook.timed(end_call)
+
     @functools.wraps(original)
     def make(
         group: Any, method_name: str, dispatch_fn: Function, collect_fn: Function, execute_fn: Function, blocking: bool
@@ -108,25 +111,25 @@ def watch_callable(original: Function, hook: Hook) -> Function:
             if not hook.live:  # below a class is made for this call, which takes 10 µs
                 return of_method.__call__(functor, *args, **kwargs)
             batch = args[0] if args else next(iter(kwargs.values()), None)
-            token = hook.enter(begin_call, (method_name, blocking, group, dispatch_fn, batch), {})
+            token = hook.enter(timed_begin, (method_name, blocking, group, dispatch_fn, batch), {})
 
             def execute(*args: Any, **kwargs: Any) -> Any:
                 references = execute_fn(*args, **kwargs)
-                hook.leave(submitted, token, references, None)
+                hook.leave(timed_submitted, token, references, None)
                 return references
 
             def collect(*args: Any, **kwargs: Any) -> Any:
-                hook.leave(arrived, token, None, None)
+                hook.leave(timed_arrived, token, None, None)
                 return collect_fn(*args, **kwargs)
 
             is_leaving = False
             try:
                 result = original(group, method_name, dispatch_fn, collect, execute, blocking)(*args, **kwargs)
                 is_leaving = True
-                hook.leave(end_call, token, result, None)
+                hook.leave(timed_end, token, result, None)
                 return result
             except BaseException as error:
-                hook.leave_by_error(end_call, token, error, is_leaving=is_leaving)
+                hook.leave_by_error(timed_end, token, error, is_leaving=is_leaving)
                 raise
 
         # A class named for the method, as verl makes it, so that it is still told apart.

@@ -13,7 +13,7 @@ from rltrace.events import wake_up_of
 from rltrace.hooks.arguments import argument, attributes, keep_self, with_argument
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.held_span import HeldSpan
-from rltrace.hooks.hook import Function, Hook
+from rltrace.hooks.hook import Before, Function, Hook
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.hooks.wrapping import watch_items, wrap_function
 from rltrace.instrument.torch.tensor_sizes import sizes_of, tensor_args
@@ -184,13 +184,16 @@ class BucketSocket:
         """Send a message; one that describes a bucket is a span with its bytes."""
         if not isinstance(message, dict) or "bucket_meta" not in message:
             return self._socket.send_pyobj(message, *args, **kwargs)
-        return wrap_function(self._socket.send_pyobj, self._hook, self._begin_send, end_span)(message, *args, **kwargs)
+        return self._watched(self._socket.send_pyobj, self._begin_send)(message, *args, **kwargs)
 
     def recv(self, *args: Any, **kwargs: Any) -> Any:
         """Receive a message, which after a bucket is the acknowledgement."""
         if self._awaited is None:
             return self._socket.recv(*args, **kwargs)
-        return wrap_function(self._socket.recv, self._hook, self._begin_wait, end_span)(*args, **kwargs)
+        return self._watched(self._socket.recv, self._begin_wait)(*args, **kwargs)
+
+    def _watched(self, original: Function, begin: Before) -> Function:
+        return wrap_function(original, self._hook, self._hook.timed(begin), self._hook.timed(end_span))
 
     def _begin_send(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         self._awaited = key = self._buckets.next_key()
@@ -225,5 +228,5 @@ def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         spans.flow(flow_key(key), "in")
         return opened
 
-    watched = wrap_function(load, hook, begin_load, end_span)
+    watched = wrap_function(load, hook, hook.timed(begin_load), hook.timed(end_span))
     return with_argument("on_bucket_received", 1, args, kwargs, watched)
