@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
-from rltrace.record import native, spans
+from rltrace.record import spans
 from rltrace.record.announcement import complain
 
 TIME_VARIABLE = "RLTRACE_TIME_HOOKS"
@@ -120,15 +120,15 @@ class Hook:
         """Return the function; where hooks are timed, return one that also keeps the time that it takes."""
         if os.environ.get(TIME_VARIABLE) != "1":
             return function
-        measured = _measured if native.LIBRARY is None else native.LIBRARY.timed
 
         def call(*args: Any) -> Any:
-            return measured(function, args, self._spend)
+            start_ns = clock.now_ns()
+            try:
+                return function(*args)
+            finally:
+                self.row.spent(clock.now_ns() - start_ns)
 
         return call
-
-    def _spend(self, spent_ns: int) -> None:
-        self.row.spent(spent_ns)
 
     def failed(self, error: Exception) -> None:
         """Count an error of our own; the first one is printed and reported."""
@@ -202,15 +202,6 @@ class Hook:
         else:
             end_token(token, error)
         return False
-
-
-def _measured(function: Function, args: tuple[Any, ...], told: Callable[[int], object]) -> Any:
-    """Call a function, and tell how long it took."""
-    start_ns = clock.now_ns()
-    try:
-        return function(*args)
-    finally:
-        told(clock.now_ns() - start_ns)
 
 
 class AwaitedImport(Hook):

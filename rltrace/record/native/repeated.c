@@ -483,32 +483,6 @@ static PyType_Spec end_spec = {
     "rltrace.record.native.repeated.StretchEnd", sizeof(End), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, end_slots,
 };
 
-/* ---- what a hook takes ---- */
-
-/* Call a function with its arguments, and then another with the nanoseconds that the first has taken. In cold caches the
-   way from Python to a clock takes more than most hooks. */
-static PyObject *timed(PyObject *module, PyObject *const *args, Py_ssize_t many) {
-    PyObject *result, *told, *kind, *error, *traceback;
-    int64_t start_ns, spent_ns;
-    (void)module;
-    if (many != 3) {
-        PyErr_SetString(PyExc_TypeError, "timed takes a function, its arguments and what is told of the time");
-        return NULL;
-    }
-    start_ns = now_ns();
-    result = PyObject_Call(args[0], args[1], NULL);
-    spent_ns = now_ns() - start_ns;
-    PyErr_Fetch(&kind, &error, &traceback);
-    told = PyObject_CallFunction(args[2], "L", (long long)spent_ns);
-    if (told == NULL) { /* an error from outside, which comes before one of the function's */
-        Py_XDECREF(result), Py_XDECREF(kind), Py_XDECREF(error), Py_XDECREF(traceback);
-        return NULL;
-    }
-    Py_DECREF(told);
-    PyErr_Restore(kind, error, traceback);
-    return result;
-}
-
 /* ---- the module ---- */
 
 static PyObject *use(PyObject *module, PyObject *args) {
@@ -533,7 +507,6 @@ static PyObject *forget(PyObject *module, PyObject *nothing) {
 static PyMethodDef functions[] = {
     {"use", use, METH_VARARGS, "Set where records go, and what returns the event loop that runs in this thread."},
     {"forget", forget, METH_NOARGS, "Forget which segment this thread writes to."},
-    {"timed", (PyCFunction)(void (*)(void))timed, METH_FASTCALL, "Call a function, and tell how long it took."},
     {NULL, NULL, 0, NULL},
 };
 
