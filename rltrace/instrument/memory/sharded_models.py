@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from operator import attrgetter, is_not, methodcaller
 from typing import Any
 
 from rltrace.events import HOST_BYTES, PINNED_BYTES, REWARD_MODELS
@@ -536,9 +538,13 @@ class Fsdp1Params(Params):
 class PlainParams(Params):
     """Parameters that nobody shards, of a module that DDP wraps or of an optimizer."""
 
-    def __init__(self, holder: Any, parameters: Iterable[Any]) -> None:
+    def __init__(self, holder: Any, parameters: list[Any]) -> None:
         self._holder = weakref.ref(holder)
         self._parameters = [(weakref.ref(parameter), memory.Place()) for parameter in parameters]
+        self._are_whole = all(memory.local(parameter) is parameter for parameter in parameters)
+        """Whether none is a DTensor."""
+        self._marked: tuple[Any, Any] = None, None
+        """Where the parameters lay and how many had gradients when they were last looked at, and their mark then."""
 
     def holder(self) -> Any:
         return self._holder()
@@ -554,15 +560,27 @@ class PlainParams(Params):
         return (grad for grad in grads if grad is not None and not grad.is_sparse)  # such a one has no storage
 
     def mark(self) -> Any:
+        # A model has hundreds of parameters, each asked at every boundary, so all of them are asked in C. A storage
+        # that is emptied lies nowhere.
+        alive = self.trained()
+        grads = sum(map(is_not, map(_GRAD, alive), repeat(None)))
+        key = grads, [*map(_ADDRESS, alive if self._are_whole else map(memory.local, alive))]
+        if self._marked[0] != key:
+            self._marked = key, (self._sizes(), grads)
+        return self._marked[1]
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Return how many bytes lie on a GPU, in the host's memory, and in page-locked memory there."""
         sizes: dict[bool | None, int] = {}
-        grads = 0
         for known, place in self._parameters:
             if (parameter := known()) is not None:
                 shard = memory.local(parameter)
                 where = place.of(shard)
                 sizes[where] = sizes.get(where, 0) + shard.untyped_storage().nbytes()
-                grads += parameter.grad is not None
-        return tuple(sizes.get(where, 0) for where in (None, False, True)), grads
+        return tuple(sizes.get(where, 0) for where in (None, False, True))
+
+
+_GRAD, _ADDRESS = attrgetter("grad"), methodcaller("data_ptr")
 
 
 def plain_params(sharded: Iterable[Params], holders: Iterable[tuple[Any, list[Any]]]) -> Iterator[PlainParams]:

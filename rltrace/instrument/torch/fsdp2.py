@@ -51,7 +51,7 @@ class Fsdp2:
         patches.around(f"{group}:foreach_all_gather", gathers.begin, gathers.end, ("fsdp.all_gather",), reads=GATHERED)
         inputs = f"{PACKAGE}._fsdp_collectives:_get_param_all_gather_inputs"
         patches.span(inputs, "offload.h2d", offloaded_args, reads=OFFLOADED)
-        patches.wrap(f"{GROUP}.wait_for_unshard", watch_lone_copies, ("offload.h2d",), reads=(*OFFLOADED, *GATHERED))
+        patches.wrap(f"{GROUP}.wait_for_unshard", LoneCopies().watch, ("offload.h2d",), reads=(*OFFLOADED, *GATHERED))
         patches.wrap(f"{group}:foreach_reduce", Reductions().watch, ("fsdp.reduce_scatter",), reads=GATHERED[:1])
         patches.wrap(f"{STATE}.init", span_forwards, ("fsdp.forward",), reads=(*attributes(STATE, "_modules"), *NAMED))
         backwards = BackwardSpans()
@@ -151,30 +151,43 @@ def offloaded_args(fsdp_params: list[Any]) -> dict[str, Any] | None:
     return {"what": "shards", "bytes": sum(param._sharded_param_data.nbytes for param in offloaded)}
 
 
-def watch_lone_copies(original: Function, hook: Hook) -> Function:
-    """Wrap `FSDPParamGroup.wait_for_unshard`, which copies offloaded shards itself where one rank has them all.
+class LoneCopies:
+    """Copies of offloaded shards where one rank has them all: `FSDPParamGroup.wait_for_unshard` makes them itself.
 
     There is no all-gather then (torch 2.11 and 2.13), so nothing asks for its inputs.
     """
-    watched = wrap_function(original, hook, hook.timed(begin_lone_copy), hook.timed(end_span))
 
-    @functools.wraps(original)
-    def wait_for_unshard(*args: Any, **kwargs: Any) -> Any:
-        try:
-            is_lone = args[0].fsdp_params[0].offload_to_cpu and args[0]._all_gather_result is not None
-        except own_failure():
-            is_lone = False
-        return (watched if is_lone else original)(*args, **kwargs)
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        """The bytes of a group's shards, by the group's id: they are the same each time."""
 
-    return wait_for_unshard
+    def watch(self, original: Function, hook: Hook) -> Function:
+        """Wrap `wait_for_unshard`."""
+        watched = wrap_function(original, hook, hook.timed(self.begin), hook.timed(end_span))
+
+        @functools.wraps(original)
+        def wait_for_unshard(*args: Any, **kwargs: Any) -> Any:
+            try:
+                is_lone = args[0].fsdp_params[0].offload_to_cpu and args[0]._all_gather_result is not None
+            except own_failure():
+                is_lone = False
+            return (watched if is_lone else original)(*args, **kwargs)
+
+        return wait_for_unshard
+
+    def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """Open the span of a copy; none if an all-gather has copied."""
+        group = args[0]
+        if group._all_gather_result.param_all_gather_input_dtypes:
+            return None
+        known = self._known.get(id(group))
+        if known is None or known[0]() is not group:
+            said = offloaded_args(group.fsdp_params) or {"bytes": 0}
+            known = self._known[id(group)] = weakref.ref(group), said["bytes"]
+        return _copy("shards", known[1]).__enter__()
 
 
-def begin_lone_copy(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Open the span of a copy; none if an all-gather has copied."""
-    group = args[0]
-    if group._all_gather_result.param_all_gather_input_dtypes:
-        return None
-    return spans.automatic_span("offload.h2d", **offloaded_args(group.fsdp_params) or {}).__enter__()
+_copy = spans.automatic_typed_span("offload.h2d", what=str, bytes=int)
 
 
 class Reductions:
