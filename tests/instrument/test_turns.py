@@ -142,8 +142,8 @@ def told(folder: Path, kind: str, beats: str, text: str = TRAINING) -> list[tupl
 PASS = [("settle", False), ("forward.end", True), ("backward.begin", True), ("backward.end", False)]
 STEP = [("optimizer.begin", False), ("optimizer.end", False), ("zero_grad", False)]
 LOAD = [("load", False), ("module.moved", False)]
-REST = [("inference", False), ("move", False), ("module.moved", False), ("empty_cache", False), ("empty_cache", False)]
-REST += [("peak", False)]
+EMPTIED = [("empty_cache", False), ("empty_cache", False), ("peak", False)]
+REST = [("inference", False), ("move", False), ("module.moved", False), *EMPTIED]
 
 
 def test_fsdp2_step(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_the_beginning_of_a_backward_is_never_missed(ledger: Clocked) -> None:
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_beats_follow_what_moves(ledger: Clocked, moved: bool) -> None:
-    """Where each beat finds a change there are four times as many, and no more; where none does, a fourth in the end."""
+    """Where each beat finds a change there are four times as many, and no more; where none does, a fourth later."""
     turns = Turns(ledger, Work())
     ledger.moved, ledger.look_ns = moved, 0
     while ledger.now_ns < 100e9:

@@ -9,8 +9,8 @@ of their own, so that no other place can starve them. When it is spent, whole pa
 together: a look at half of a pass would show activations that are long gone.
 
 Between turns, each hook can be a beat: it asks the driver how much memory is used, which takes microseconds, and looks
-if that has changed. When too much time is owed for a look, what the driver said is recorded alone. Where memory has been
-still for long, as in the steady steps of a loop whose allocator has all that it needs, it is asked less often.
+if that has changed. When too much time is owed for a look, what the driver said is recorded alone. Where memory has
+been still for long, as in the steady steps of a loop whose allocator has all that it needs, it is asked less often.
 """
 
 from __future__ import annotations
