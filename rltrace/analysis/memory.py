@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import msgspec
@@ -48,7 +49,7 @@ class OwnerPeak(msgspec.Struct, frozen=True):
     """The rank's phase then; None outside of phases."""
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class Moment(msgspec.Struct, frozen=True):
     """Who held a device's bytes at one moment."""
 
     step: int | None
@@ -69,7 +70,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     an older sample may hold too, if nothing has moved since. None if nobody read the device's total."""
 
 
-class Boundary(Moment, frozen=True, kw_only=True):
+class Boundary(Moment, frozen=True):
     """A phase boundary: a phase's beginning or end, and the moment nearest to it."""
 
     side: str
@@ -290,24 +291,24 @@ class _Device:
         times_ns = self.ledger.times_ns[chosen]
         named = self.phases_at(times_ns) if phases is None else self.named(phases, times_ns)
         shown = self.shown(chosen, self.ledger.is_consistent[chosen], self.steps_at(times_ns), named)
-        return [Moment(**fields) for fields in shown]
+        return [*starmap(Moment, zip(*shown, strict=True))]
 
     def shown(
         self, moments: Places, is_consistent: NDArray[np.bool_], steps: list[int | None], phases: list[str | None]
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the fields of some moments; nobody knows how consistent they are where nobody read a total."""
+    ) -> tuple[list[Any], ...]:
+        """Return a column for each field of some moments; nobody knows how consistent they are where nobody read a
+        total."""
         apart_ns = self.ledger.apart_ns[moments]
         is_known = np.isfinite(apart_ns)
-        columns = {
-            "step": steps,
-            "phase": phases,
-            "at_seconds": ((self.ledger.times_ns[moments] - self.seen.start_ns) / 1e9).tolist(),
-            "used_bytes": self.used_bytes[moments].tolist(),
-            "bytes": self.owned(moments),
-            "apart_seconds": _known(apart_ns / 1e9, is_known),
-            "is_consistent": _known(is_consistent, is_known),
-        }
-        return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        return (
+            steps,
+            phases,
+            ((self.ledger.times_ns[moments] - self.seen.start_ns) / 1e9).tolist(),
+            self.used_bytes[moments].tolist(),
+            self.owned(moments),
+            _known(apart_ns / 1e9, is_known),
+            _known(is_consistent, is_known),
+        )
 
     def owned(self, moments: Places) -> list[dict[str, int]]:
         """Return the bytes of each owner at some moments, which many boundaries and peaks share: nobody may change
@@ -415,11 +416,7 @@ class _Device:
         phases = self.named(names, self.ledger.times_ns[edges.moments])
         shown = self.shown(edges.moments, edges.is_consistent, steps, phases)
         sides = ["begin", "end"] * len(self.spans.places)
-        away_seconds = (edges.away_ns / 1e9).tolist()
-        return [
-            Boundary(**fields, side=side, away_seconds=away)
-            for fields, side, away in zip(shown, sides, away_seconds, strict=True)
-        ]
+        return [*starmap(Boundary, zip(*shown, sides, (edges.away_ns / 1e9).tolist(), strict=True))]
 
     def most_used(self) -> MostUsed | None:
         """The highest point of the line of what is used."""

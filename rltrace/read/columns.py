@@ -221,13 +221,22 @@ class Columns:
         for place, rows in zip(places.tolist(), np.split(in_order, begins[1:]), strict=True):
             yield self.texts[place], samples.ts_ns[rows], samples.value[rows]
 
+    def all_args(self, rows: NDArray[np.intp]) -> Iterator[Args]:
+        """Yield the arguments of some rows."""
+        return self.args.of(rows) if isinstance(self.args, Encoded) else map(self.args, rows.tolist())
+
+    def maps(self, rows: NDArray[np.intp]) -> list[memoryview | None]:
+        """Return the arguments of some rows as maps in MessagePack; None where they were not written like that, or had
+        something that is not usual."""
+        return self.args.maps(rows) if isinstance(self.args, Encoded) else [None] * len(rows)
+
     def spans(self, rows: NDArray[np.intp]) -> Iterator[Span]:
         """Yield some rows as the events that they are."""
         columns = (self.name, self.thread, self.task, self.start_ns, self.end_ns, self.lane, self.is_automatic)
         listed = [column[rows].tolist() for column in columns]
         has_arrows = np.isin(rows, self.flows.row).tolist()
-        for row, name, thread, task, start_ns, end_ns, lane, is_automatic, has_arrow in zip(
-            rows.tolist(), *listed, has_arrows, strict=True
+        for row, name, thread, task, start_ns, end_ns, lane, is_automatic, has_arrow, args in zip(
+            rows.tolist(), *listed, has_arrows, self.all_args(rows), strict=True
         ):
             yield Span(
                 self.texts[name],
@@ -235,7 +244,7 @@ class Columns:
                 task,
                 start_ns,
                 None if end_ns == OPEN else end_ns,
-                self.args(row),
+                args,
                 *(self.flows_of(row) if has_arrow else ((), ())),
                 lane=None if lane == NO_LANE else lane,
                 is_automatic=is_automatic,
@@ -564,11 +573,13 @@ class Encoded:
         """Of rows that were checked."""
 
     def __call__(self, row: int) -> Args:
-        found = self.decoded.get(row)
-        if found is None:
-            begun, late = self._written(row)
-            found = begun | late
-        return found
+        return next(self.of(np.array([row])))
+
+    def of(self, rows: NDArray[np.intp]) -> Iterator[Args]:
+        """Yield the arguments of some rows."""
+        for row, (begun, late) in zip(rows.tolist(), self._all_written(rows), strict=True):
+            found = self.decoded.get(row)
+            yield begun | late if found is None else found
 
     def chosen(self, rows: NDArray[np.intp], arguments: dict[str, NDArray[Any]]) -> Encoded:
         """Return the arguments of some rows, in their order."""
@@ -583,7 +594,8 @@ class Encoded:
         raw, texts = self.raw, self.source.texts
         has_args = (raw["begin_bytes"] | raw["late_bytes"]) != 0
         is_odd = (raw["flags"] & native.ODD).astype(np.bool_)
-        rows = np.flatnonzero(is_odd | (has_args & self.source.are_checked_whole[raw["name"]]))
+        is_checked = has_args & self.source.are_checked_whole[raw["name"]]
+        rows = np.flatnonzero(is_odd | (is_checked & ~self._are_usual(is_checked & ~is_odd)))
         names = raw["name"][rows].tolist()
         checks_of = {name: gate.arguments_of(texts.all[name]) for name in {*names}}
         for row, name, odd, (begun, late) in zip(
@@ -599,12 +611,31 @@ class Encoded:
                     if column.flags.writeable or key in args:
                         _writable(self.arguments, key)[row] = cell
 
-    def _written(self, row: int) -> tuple[Args, Args]:
-        """Return what a row has of its beginning, and what came late."""
-        return next(self._all_written(np.array([row])))
+    def _are_usual(self, is_one: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which of some rows have nothing but usual arguments, as far as many can be judged at once."""
+        names, found = self.raw["name"], np.zeros(len(is_one), np.bool_)
+        for name in np.unique(names[is_one]).tolist():
+            rows = np.flatnonzero(is_one & (names == name))
+            maps = self.maps(rows)
+            chosen = [row for row, encoded in zip(rows.tolist(), maps, strict=True) if encoded is not None]
+            if gate.are_usual(self.source.texts.all[name], [encoded for encoded in maps if encoded is not None]):
+                found[chosen] = True
+        return found
+
+    def maps(self, rows: NDArray[np.intp]) -> list[memoryview | None]:
+        """Return the arguments of some rows as they were written; None where that is not one map, or was changed."""
+        raw, blobs = self.raw, self.raw["blobs"].data
+        at, begin_bytes, late_bytes = (raw[name][rows] for name in ("args_at", "begin_bytes", "late_bytes"))
+        is_one = (begin_bytes == 0) != (late_bytes == 0)
+        is_one[is_one] = _begins_map(raw["blobs"][at[is_one]])
+        ends = at + begin_bytes + late_bytes
+        return [
+            blobs[begin:end] if is_map and row not in self.decoded else None
+            for row, begin, end, is_map in zip(rows.tolist(), at.tolist(), ends.tolist(), is_one.tolist(), strict=True)
+        ]
 
     def _all_written(self, rows: NDArray[np.intp]) -> Iterator[tuple[Args, Args]]:
-        """Yield the same of some rows."""
+        """Yield what some rows have of their beginning, and what came late."""
         raw, types, blobs = self.raw, self.source.types, self.raw["blobs"].data
         columns = [raw[name][rows].tolist() for name in ("args_at", "begin_bytes", "late_bytes", "type")]
         for at, begin_bytes, late_bytes, declared in zip(*columns, strict=True):
@@ -614,6 +645,11 @@ class Encoded:
                 *values, more = begun
                 begun = dict(zip(types[declared].fields, values, strict=False)) | (more or {})
             yield begun, _unpacked(blobs[late_at : late_at + late_bytes]) if late_bytes else {}
+
+
+def _begins_map(first_bytes: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which of some values in MessagePack are maps, by the first byte of each."""
+    return ((first_bytes & 0xF0) == 0x80) | (first_bytes == 0xDE) | (first_bytes == 0xDF)
 
 
 def _unpacked(encoded: memoryview) -> Any:

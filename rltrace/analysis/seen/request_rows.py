@@ -86,7 +86,7 @@ def see_trajectories(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> N
     times.put(kept, chosen)
     kept.places.extend(_lanes(seen, chosen, rows))
     extend(kept.trajectories, _hashes(rows, "trajectory", chosen))
-    args = [rows.args(row) for row in chosen.tolist()]
+    args = [*rows.all_args(chosen)]
     kept.prompts.extend([0 if (prompt := sampled_prompt(one)) is None else number(*prompt) for one in args])
     kept.are_validating.extend([one.get("validate") is True for one in args])
 
