@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -76,14 +76,12 @@ class ByName(NamedTuple):
         return ByName(len(chosen), self.names, place_of[self.looks[is_one]], self.places[is_one], self.values[is_one])
 
 
-def by_name(said: Sequence[Mapping[str, float]]) -> ByName:
+def by_name(said: Sequence[dict[str, float]]) -> ByName:
     """Return what each of some looks says of some names as columns."""
-    names_of = [*map(tuple, said)]
-    place_of = {name: place for place, name in enumerate(dict.fromkeys(chain.from_iterable(dict.fromkeys(names_of))))}
-    places_of = {names: [place_of[name] for name in names] for names in {*names_of}}  # most looks say it of the same
+    place_of = {name: place for place, name in enumerate(dict.fromkeys(chain.from_iterable(said)))}
     looks = np.repeat(np.arange(len(said)), np.fromiter(map(len, said), np.intp, len(said)))
-    places = np.fromiter(chain.from_iterable(places_of[names] for names in names_of), np.intp, len(looks))
-    numbers = np.fromiter(chain.from_iterable(of_look.values() for of_look in said), np.float64, len(looks))
+    places = np.fromiter(map(place_of.__getitem__, chain.from_iterable(said)), np.intp, len(looks))
+    numbers = np.fromiter(chain.from_iterable(map(dict.values, said)), np.float64, len(looks))
     return ByName(len(said), [*place_of], looks, places, numbers)
 
 

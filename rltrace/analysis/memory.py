@@ -279,8 +279,8 @@ class _Device:
             phases=self.phase_peaks(),
             boundaries=self.boundaries(edges),
             residual=self.residual(edges) if self.ledger.has_total else None,
-            allocated_peaks=[self.allocated_peak(name, most) for name, most, _ in counted],
-            allocated_steps=[self.allocated_peak(name, peak) for name, _, steps in counted for peak in steps],
+            allocated_peaks=[one for name, most, _ in counted for one in self.allocated_peaks(name, [most])],
+            allocated_steps=[one for name, _, steps in counted for one in self.allocated_peaks(name, steps)],
             unknown=self.unknown(),
             others=self.others(),
         )
@@ -327,28 +327,31 @@ class _Device:
         return [numbers[place] for place in self.windows.places(times_ns).tolist()]
 
     def phases_at(self, times_ns: NDArray[np.int64]) -> list[str | None]:
-        """Return the phase of each instant."""
-        return [*map(self.phase_at, times_ns.tolist())]
+        """Return the phase that holds each instant; where one ends and another begins, the one that begins.
+
+        A sample of a phase boundary lies just outside of its phase. It belongs to the phase that had just ended when
+        the sample was begun, else to the one that begins after it.
+        """
+        return [
+            by or self.phase_times.begins(at_ns, at_ns + CONSISTENT_NS)
+            for by, at_ns in zip(self.phases_by(times_ns), times_ns.tolist(), strict=True)
+        ]
 
     def named(self, phases: Iterable[str], times_ns: NDArray[np.int64]) -> list[str | None]:
         """Return some names of phases; for one that is empty the phase of its instant."""
         return [name or self.phase_at(int(at_ns)) for name, at_ns in zip(phases, times_ns.tolist(), strict=True)]
 
     def phase_at(self, at_ns: int) -> str | None:
-        """Return the phase that holds an instant; where one ends and another begins, the one that begins.
+        """Return the phase of one instant."""
+        return self.phases_at(np.array([at_ns]))[0]
 
-        A sample of a phase boundary lies just outside of its phase. It belongs to the phase that had just ended when
-        the sample was begun, else to the one that begins after it.
-        """
-        return self.phase_by(at_ns) or self.phase_times.begins(at_ns, at_ns + CONSISTENT_NS)
-
-    def phase_by(self, at_ns: int) -> str | None:
-        """Return the same for what held by an instant: not a phase that only begins after it."""
-        around = self.phase_times.around(at_ns)
-        if around is not None:
-            return around
-        began_ns = int(self.times.began_ns(np.array([at_ns]))[0])
-        return self.phase_times.ended(at_ns, began_ns - CONSISTENT_NS)
+    def phases_by(self, times_ns: NDArray[np.int64]) -> list[str | None]:
+        """Return the same for what held by each instant: not a phase that only begins after it."""
+        around, began_ns = map(self.phase_times.around, times_ns.tolist()), self.times.began_ns(times_ns)
+        return [
+            self.phase_times.ended(at_ns, since_ns - CONSISTENT_NS) if around is None else around
+            for around, at_ns, since_ns in zip(around, times_ns.tolist(), began_ns.tolist(), strict=True)
+        ]
 
     def step_peaks(self) -> list[Moment]:
         """Return the fullest moment of each step."""
@@ -479,18 +482,21 @@ class _Device:
                 if (most := peaks.most()) is not None:
                     yield process.process.name, most, list(of_steps(peaks, self.windows))
 
-    def allocated_peak(self, name: str, peak: Peak) -> AllocatedPeak:
-        """One of a process with this name."""
-        phase = self.phase_by(peak.told_ns)
-        return AllocatedPeak(
-            process=name,
-            bytes=peak.bytes,
-            at_most_bytes=peak.at_most_bytes,
-            at_seconds=(peak.told_ns - self.seen.start_ns) / 1e9,
-            step=None if phase is None else self.windows.step_at(peak.began_ns),
-            phase=phase,
-            at_peak_bytes=peak.by_owner,
-        )
+    def allocated_peaks(self, name: str, peaks: list[Peak]) -> list[AllocatedPeak]:
+        """Those of a process with this name."""
+        phases = self.phases_by(np.array([peak.told_ns for peak in peaks], np.int64))
+        return [
+            AllocatedPeak(
+                process=name,
+                bytes=peak.bytes,
+                at_most_bytes=peak.at_most_bytes,
+                at_seconds=(peak.told_ns - self.seen.start_ns) / 1e9,
+                step=None if phase is None else self.windows.step_at(peak.began_ns),
+                phase=phase,
+                at_peak_bytes=peak.by_owner,
+            )
+            for peak, phase in zip(peaks, phases, strict=True)
+        ]
 
     def unknown(self) -> dict[str, str]:
         """Return the rows that this device has and nobody could measure; they are never shown as zero."""
