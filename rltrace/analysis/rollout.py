@@ -583,13 +583,17 @@ def _of_each(of: Trajectories, requests: Asked) -> tuple[NDArray[np.int64], NDAr
 
 def _distribution(values: NDArray[np.float64]) -> Distribution:
     ordered = np.sort(values)
-    place = np.array([0.5, 0.95, 0.99]) * (len(ordered) - 1)
-    below = place.astype(np.int64)
-    above = np.minimum(below + 1, len(ordered) - 1)
-    p50, p95, p99 = (ordered[below] + (ordered[above] - ordered[below]) * (place - below)).tolist()
+    p50, p95, p99 = (_percentile(ordered, share) for share in (0.5, 0.95, 0.99))
     return Distribution(
-        count=len(ordered), mean=float(ordered.mean()), p50=p50, p95=p95, p99=p99, maximum=float(ordered[-1])
+        count=len(ordered), mean=float(ordered.mean()), p50=p50, p95=p95, p99=p99, maximum=ordered.item(-1)
     )
+
+
+def _percentile(ordered: NDArray[np.float64], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    low, high = ordered.item(below), ordered.item(min(below + 1, len(ordered) - 1))
+    return low + (high - low) * (place - below)
 
 
 def _distributions(requests: Asked) -> tuple[dict[str, Distribution], dict[str, str]]:

@@ -225,10 +225,11 @@ class Columns:
         """Yield the arguments of some rows."""
         return self.args.of(rows) if isinstance(self.args, Encoded) else map(self.args, rows.tolist())
 
-    def maps(self, rows: NDArray[np.intp]) -> list[memoryview | None]:
-        """Return the arguments of some rows as maps in MessagePack; None where they were not written like that, or had
-        something that is not usual."""
-        return self.args.maps(rows) if isinstance(self.args, Encoded) else [None] * len(rows)
+    def usual_args(self, rows: NDArray[np.intp]) -> list[memoryview | None]:
+        """Return the arguments of some rows as they were written, a map in MessagePack; None where something is not
+        known to be usual."""
+        usual = self.args.usual if isinstance(self.args, Encoded) else {}
+        return [*map(usual.get, rows.tolist())]
 
     def spans(self, rows: NDArray[np.intp]) -> Iterator[Span]:
         """Yield some rows as the events that they are."""
@@ -570,7 +571,10 @@ class Encoded:
         self.raw = raw
         self.arguments = arguments
         self.decoded: dict[int, Args] = {}
-        """Of rows that were checked."""
+        """Of rows that were checked one by one."""
+        self.usual: dict[int, memoryview] = {}
+        """As they were written, of rows that are known to have nothing but usual ones; if they are more than numbers in
+        columns."""
 
     def __call__(self, row: int) -> Args:
         return next(self.of(np.array([row])))
@@ -585,8 +589,11 @@ class Encoded:
         """Return the arguments of some rows, in their order."""
         raw = {name: self.raw[name][rows] for name in ("args_at", "begin_bytes", "late_bytes", "type")}
         found = Encoded(self.source, {**raw, "blobs": self.raw["blobs"]}, arguments)
+        chosen = rows.tolist()
         if self.decoded:
-            found.decoded = {at: self.decoded[row] for at, row in enumerate(rows.tolist()) if row in self.decoded}
+            found.decoded = {at: self.decoded[row] for at, row in enumerate(chosen) if row in self.decoded}
+        if self.usual:
+            found.usual = {at: self.usual[row] for at, row in enumerate(chosen) if row in self.usual}
         return found
 
     def check(self) -> None:
@@ -595,7 +602,9 @@ class Encoded:
         has_args = (raw["begin_bytes"] | raw["late_bytes"]) != 0
         is_odd = (raw["flags"] & native.ODD).astype(np.bool_)
         is_checked = has_args & self.source.are_checked_whole[raw["name"]]
-        rows = np.flatnonzero(is_odd | (is_checked & ~self._are_usual(is_checked & ~is_odd)))
+        self._find_usual(is_checked & ~is_odd)
+        rows = np.flatnonzero(is_odd | is_checked)
+        rows = rows[[row not in self.usual for row in rows.tolist()]]
         names = raw["name"][rows].tolist()
         checks_of = {name: gate.arguments_of(texts.all[name]) for name in {*names}}
         for row, name, odd, (begun, late) in zip(
@@ -611,28 +620,24 @@ class Encoded:
                     if column.flags.writeable or key in args:
                         _writable(self.arguments, key)[row] = cell
 
-    def _are_usual(self, is_one: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which of some rows have nothing but usual arguments, as far as many can be judged at once."""
-        names, found = self.raw["name"], np.zeros(len(is_one), np.bool_)
+    def _find_usual(self, is_one: NDArray[np.bool_]) -> None:
+        """Find the rows that have nothing but usual arguments, as far as many can be judged at once."""
+        names = self.raw["name"]
         for name in np.unique(names[is_one]).tolist():
-            rows = np.flatnonzero(is_one & (names == name))
-            maps = self.maps(rows)
-            chosen = [row for row, encoded in zip(rows.tolist(), maps, strict=True) if encoded is not None]
-            if gate.are_usual(self.source.texts.all[name], [encoded for encoded in maps if encoded is not None]):
-                found[chosen] = True
-        return found
+            maps = dict(self._maps(np.flatnonzero(is_one & (names == name))))
+            if gate.are_usual(self.source.texts.all[name], maps.values()):
+                self.usual |= maps
 
-    def maps(self, rows: NDArray[np.intp]) -> list[memoryview | None]:
-        """Return the arguments of some rows as they were written; None where that is not one map, or was changed."""
-        raw, blobs = self.raw, self.raw["blobs"].data
-        at, begin_bytes, late_bytes = (raw[name][rows] for name in ("args_at", "begin_bytes", "late_bytes"))
-        is_one = (begin_bytes == 0) != (late_bytes == 0)
-        is_one[is_one] = _begins_map(raw["blobs"][at[is_one]])
-        ends = at + begin_bytes + late_bytes
-        return [
-            blobs[begin:end] if is_map and row not in self.decoded else None
-            for row, begin, end, is_map in zip(rows.tolist(), at.tolist(), ends.tolist(), is_one.tolist(), strict=True)
-        ]
+    def _maps(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, memoryview]]:
+        """Yield those of some rows whose arguments were written as one map, with these."""
+        raw = self.raw
+        has_begun, has_late = raw["begin_bytes"][rows] != 0, raw["late_bytes"][rows] != 0
+        rows = rows[has_begun != has_late]
+        rows = rows[_begins_map(raw["blobs"][raw["args_at"][rows]])]
+        at = raw["args_at"][rows]
+        ends = at + raw["begin_bytes"][rows] + raw["late_bytes"][rows]
+        parts = map(slice, at.tolist(), ends.tolist())
+        return zip(rows.tolist(), map(raw["blobs"].data.__getitem__, parts), strict=True)
 
     def _all_written(self, rows: NDArray[np.intp]) -> Iterator[tuple[Args, Args]]:
         """Yield what some rows have of their beginning, and what came late."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -541,7 +541,7 @@ def arguments_of(span_name: str) -> dict[str, Check]:
     return _OF_DEVICE if span_name.startswith(DEVICE_TIME) else ARGUMENTS.get(span_name, _NOTHING)
 
 
-def are_usual(span_name: str, encoded: Sequence[Buffer]) -> bool:
+def are_usual(span_name: str, encoded: Collection[Buffer]) -> bool:
     """Return whether all of some spans' arguments, each encoded as a map, are as nearly all are, and so can be right.
 
     If one of them is not, nothing is said about the others.

@@ -105,9 +105,9 @@ def _place_of(seen: Seen, span: Span) -> list[Span]:
 def _see_looks(kept: Looked, chosen: Rows, rows: Columns, times: Times) -> None:
     """Keep looks at memory; what is usual stays as it was written."""
     times.put(kept, chosen)
-    maps = rows.maps(chosen)
-    others = rows.all_args(chosen[[written is None for written in maps]])
-    said = b"".join(encoded(next(others)) if written is None else written for written in maps)
+    usual = rows.usual_args(chosen)
+    others = rows.all_args(chosen[[written is None for written in usual]])
+    said = b"".join(encoded(next(others)) if written is None else written for written in usual)
     extend(kept.said_bytes, np.frombuffer(said, np.uint8))
 
 
