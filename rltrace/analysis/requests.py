@@ -103,7 +103,8 @@ class Way:
         joined = self.reason < 0
         edges = [edge[joined] for edge in self.edges]
         lengths_ns = np.array([edges[-1] - edges[0], *(end - start for start, end in pairwise(edges))])
-        whole, *of_stages = _stages(lengths_ns) if joined.any() else [None]
+        figures = _stages(lengths_ns) if joined.any() else []
+        whole = figures[0] if figures else None
         unjoined = np.bincount(self.reason[~joined], minlength=len(REASONS)).tolist()
         return Requests(
             name=self.name,
@@ -111,7 +112,7 @@ class Way:
             mean_seconds=whole.mean_seconds if whole else None,
             median_seconds=whole.median_seconds if whole else None,
             p95_seconds=whole.p95_seconds if whole else None,
-            stages=dict(zip(self.stages, of_stages, strict=True)) if whole else {},
+            stages=dict(zip(self.stages, figures[1:], strict=True)) if figures else {},
             unjoined={reason: many for reason, many in zip(REASONS, unjoined, strict=True) if many},
         )
 

@@ -654,7 +654,8 @@ class Encoded:
 
 def _begins_map(first_bytes: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Return which of some values in MessagePack are maps, by the first byte of each."""
-    return ((first_bytes & 0xF0) == 0x80) | (first_bytes == 0xDE) | (first_bytes == 0xDF)
+    found: NDArray[np.bool_] = ((first_bytes & 0xF0) == 0x80) | (first_bytes == 0xDE) | (first_bytes == 0xDF)
+    return found
 
 
 def _unpacked(encoded: memoryview) -> Any:

@@ -48,12 +48,12 @@ class Looked(Intervalled):
 
     def said(self) -> list[Said]:
         """Return what each says."""
-        return _SAID.decode(list_of([memoryview(self.said_bytes)], len(self)))
+        return _SAID.decode(list_of([np.asarray(self.said_bytes).data], len(self)))
 
     def compacted(self) -> Iterator[tuple[Any, str]]:
         """Put numbers into as few bytes as they take; yield where long columns are."""
         yield from super().compacted()
-        self.said_bytes = np.frombuffer(self.said_bytes, np.uint8)
+        self.said_bytes = np.asarray(self.said_bytes)
         yield self, "said_bytes"
 
 
