@@ -8,21 +8,20 @@ what each process said before and after it, so everything is kept until the trac
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane, lanes, order
 from rltrace.analysis.ledger import FREE, UNACCOUNTED, ledger_of_looks
 from rltrace.analysis.looks import DRIVER_RESERVED
+from rltrace.analysis.seen.looked import Looked
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.samples import Samples
 from rltrace.analysis.used_memory import SAMPLED_RESERVED, SAMPLED_USED, sampled_points
-from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, USED, Span, owner_of_counter, subjects
+from rltrace.events import OWNERS, SAMPLER, USED, Span, owner_of_counter, subjects
 from rltrace.read.gate import MOST_BYTES
 from rltrace.read.recording import Process
 
@@ -38,11 +37,6 @@ AT_LOOKS = (DRIVER_RESERVED, UNACCOUNTED, FREE)
 GROUP = " Memory"
 """How the names of devices' groups begin. The UI sorts groups and threads by name, and puts processes after the
 fiftieth: with the space, the groups are above the processes however many threads there are."""
-
-_OF_LOOKS = ("totals", "free_bytes", "others_bytes", "held_bytes", "cpu_ns", "unchanged_ns", "age_ns")
-"""The arguments from which the ledger is computed."""
-
-_encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(dict).decode
 
 
 class Total(NamedTuple):
@@ -62,22 +56,16 @@ class _Kept:
         self.process = process
         self.owners: dict[str, Samples] = {}
         self.used = Samples()
-        self.looks: list[bytes] = []
-        self.starts_ns = array("q")
-        self.ends_ns = array("q")
+        self.looks = Looked()
         self.end_ns: int | None = None
 
     def seen(self, lane: Lane) -> Seen:
-        """Return it as the ledger needs it, with phase boundaries unpacked: some 1.6 kB each, so for one device at a
-        time."""
+        """Return it as the ledger needs it."""
         seen = Seen(self.process, lane)
         seen.owners.update(self.owners)
-        seen.looks = [
-            Span(MEMORY_EDGE, 0, 0, start_ns, end_ns, _decode(args))
-            for start_ns, end_ns, args in zip(self.starts_ns, self.ends_ns, self.looks, strict=True)
-        ]
+        seen.looks = self.looks
         seen.finish()
-        known_ns = (*self.ends_ns[-1:], *(samples.times_ns[-1] for samples in self.owners.values()))
+        known_ns = (*self.looks.ends[-1:].tolist(), *(samples.times_ns[-1] for samples in self.owners.values()))
         seen.last_ns = max(known_ns, default=0) if self.end_ns is None else self.end_ns
         return seen
 
@@ -131,9 +119,7 @@ class DeviceCounters:
         if look.end_ns is None or self._lanes[process.key].device is None:
             return
         kept = self._of(process)
-        kept.starts_ns.append(look.start_ns + offset_ns)
-        kept.ends_ns.append(look.end_ns + offset_ns)
-        kept.looks.append(_encode({name: look.args[name] for name in _OF_LOOKS if name in look.args}))
+        kept.looks.add(look.start_ns + offset_ns, look.end_ns + offset_ns, look.args)
 
     def end(self, process: Process, ts_ns: int) -> None:
         """Let a process's bytes end with the process."""

@@ -76,21 +76,24 @@ class AllocatedPeaks:
         rows = [values_at(process.owners[owner], self._ends_ns) for owner in self._owners]
         self._rows = np.array(rows).reshape(len(self._owners), len(self._ends_ns)).T
         self._allocated = self._rows.sum(axis=1)
+        self._by_start = np.argsort(self._starts_ns, kind="stable")
+        self._sorted_starts_ns = self._starts_ns[self._by_start]
         self._told_ns = np.array(process.allocated_peak.times_ns, np.int64)
         self._counted = np.array(process.allocated_peak.values, np.float64)
 
     def most(self, start_ns: int | None = None, end_ns: int | None = None) -> Peak | None:
         """Return the peak of a window, or of all time; None where nobody looked, or torch does not count it."""
-        counted, looked = np.ones(len(self._counted), bool), np.ones(len(self._ends_ns), bool)
-        before_bytes = 0.0
+        first, behind, looked, before_bytes = 0, len(self._counted), np.arange(len(self._ends_ns)), 0.0
         if start_ns is not None and end_ns is not None:
-            counted = (start_ns <= self._told_ns) & (self._told_ns < end_ns)
-            looked = (start_ns <= self._starts_ns) & (self._starts_ns < end_ns)
-            before_bytes = float(self._counted[: np.searchsorted(self._told_ns, start_ns)][-1:].sum())
-        at_most_bytes = max(before_bytes, float(self._counted[counted].max(initial=0.0)))
-        looked &= self._allocated <= at_most_bytes  # what torch does not count, as an engine's pools, is in no peak
-        told = int(np.argmax(np.where(counted, self._counted, -1.0))) if counted.any() else None
-        look = int(np.argmax(np.where(looked, self._allocated, -1.0))) if looked.any() else None
+            first, behind = np.searchsorted(self._told_ns, [start_ns, end_ns]).tolist()
+            looked = np.sort(self._by_start[slice(*np.searchsorted(self._sorted_starts_ns, [start_ns, end_ns]))])
+            before_bytes = float(self._counted[first - 1]) if first else 0.0
+        counted = self._counted[first:behind]
+        at_most_bytes = max(before_bytes, float(counted.max(initial=0.0)))
+        # What torch does not count, as an engine's pools, is in no peak.
+        looked = looked[self._allocated[looked] <= at_most_bytes]
+        told = first + int(np.argmax(counted)) if len(counted) else None
+        look = int(looked[np.argmax(self._allocated[looked])]) if len(looked) else None
         if told is not None and (look is None or self._counted[told] >= self._allocated[look]):
             at_ns, most_bytes = int(self._told_ns[told]), int(self._counted[told])
             began_ns, by_owner = self._by_owner(at_ns, most_bytes)

@@ -64,17 +64,22 @@ class EngineLoad:
         queued, begun, ended = (passed.until(edges_ns) for passed in self._passed)
         lengths_ns = np.diff(edges_ns)
         waiting, running = np.diff(queued - begun) / lengths_ns, np.diff(begun - ended) / lengths_ns
-        places = np.searchsorted(self._usage_ns, edges_ns, side="right")
+        places = np.searchsorted(self._usage_ns, edges_ns, side="right").tolist()
         return [
             LoadSlice(
-                seconds=float(at_ns - edges_ns[0]) / 1e9,
-                running=float(runs),
-                waiting=float(waits) if self._says_waiting else None,
+                seconds=seconds,
+                running=runs,
+                waiting=waits if self._says_waiting else None,
                 kv_cache_share=float(self._usage[first:behind].mean()) if behind > first else None,
                 most_kv_cache_share=float(self._usage[first:behind].max()) if behind > first else None,
             )
-            for at_ns, runs, waits, first, behind in zip(
-                edges_ns[:-1], running, waiting, places[:-1], places[1:], strict=True
+            for seconds, runs, waits, first, behind in zip(
+                ((edges_ns[:-1] - edges_ns[0]) / 1e9).tolist(),
+                running.astype(np.float64).tolist(),
+                waiting.astype(np.float64).tolist(),
+                places[:-1],
+                places[1:],
+                strict=True,
             )
         ]
 

@@ -121,7 +121,7 @@ def tail_of(requests: EngineRequests, *, of_all_engines: bool = False) -> Tail |
         return None
     end_ns = int(ends.max())
     return Tail(
-        (end_ns - int(np.quantile(ends, 1 - TAIL, method="lower"))) / 1e9,
+        (end_ns - int(np.sort(ends)[int((len(ends) - 1) * (1 - TAIL))])) / 1e9,
         (end_ns - int(requests.starts.min())) / 1e9,
         len(ends),
         requests.engines[requests.engine[last]],

@@ -50,7 +50,7 @@ class Ledger:
         """Whether all samples of a moment hold there."""
         self.cost_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
         """How long the process that looked took for it."""
-        self.held_bytes: ByName = by_name([None] * len(times_ns))
+        self.held_bytes: ByName = by_name([{}] * len(times_ns))
         """What a GPU's driver said of each process, by pid; nothing where nobody knows."""
         self.is_of_gpu = False
         """Whether a driver read the total; else the kernel did, and the host's memory is the device's."""

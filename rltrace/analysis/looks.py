@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.observations import once
+from rltrace.analysis.seen.looked import Looked
 from rltrace.analysis.seen.process import Seen
-from rltrace.events import Span
+from rltrace.read.columns import OPEN
 
 DRIVER_RESERVED = "driver.reserved"
 
@@ -74,14 +76,13 @@ class ByName(NamedTuple):
         return ByName(len(chosen), self.names, place_of[self.looks[is_one]], self.places[is_one], self.values[is_one])
 
 
-def by_name(values: Sequence[Any]) -> ByName:
-    """Return arguments that are dictionaries as columns; what is something else says nothing."""
-    said: list[dict[str, Any]] = [value if isinstance(value, dict) else {} for value in values]
-    place_of: dict[str, int] = {}
-    places = [place_of.setdefault(name, len(place_of)) for of_look in said for name in of_look]
-    looks = np.repeat(np.arange(len(said)), [len(of_look) for of_look in said] or 0)
-    numbers = np.array([number for of_look in said for number in of_look.values()], np.float64)
-    return ByName(len(said), [*place_of], looks, np.array(places, np.intp), numbers)
+def by_name(said: Sequence[dict[str, float]]) -> ByName:
+    """Return what each of some looks says of some names as columns."""
+    place_of = {name: place for place, name in enumerate(dict.fromkeys(chain.from_iterable(said)))}
+    looks = np.repeat(np.arange(len(said)), np.fromiter(map(len, said), np.intp, len(said)))
+    places = np.fromiter(map(place_of.__getitem__, chain.from_iterable(said)), np.intp, len(looks))
+    numbers = np.fromiter(chain.from_iterable(map(dict.values, said)), np.float64, len(looks))
+    return ByName(len(said), [*place_of], looks, places, numbers)
 
 
 def _joined(parts: Sequence[ByName]) -> ByName:
@@ -137,34 +138,33 @@ class Looks(NamedTuple):
 @once
 def looks(seen: Seen) -> Looks:
     """Return the times when a process measured what it owns, in the order in which they ended."""
-    return columns(sorted((look for look in seen.looks if look.end_ns is not None), key=_end_ns))
+    return columns(seen.looks)
 
 
-def columns(spans: Sequence[Span]) -> Looks:
-    """Return looks that are over as columns."""
-    args = [look.args for look in spans]
-    turns = np.empty(len(spans), np.object_)
-    turns[:] = [*_kept_once([of_look.get("turn") for of_look in args])]
-
-    def numbers(name: str) -> Values:
-        values = [of_look.get(name) for of_look in args]
-        return np.array([value if isinstance(value, (int, float)) else None for value in values], np.float64)
-
-    def numbers_by_name(name: str) -> ByName:
-        return by_name([of_look.get(name) for of_look in args])
-
+def columns(looked: Looked) -> Looks:
+    """Return the looks that are over, in the order in which they ended."""
+    starts_ns, ends_ns, all_said = looked.starts, looked.ends, looked.said()
+    is_over = np.flatnonzero(ends_ns != OPEN)
+    order = is_over[np.argsort(ends_ns[is_over], kind="stable")]
+    said = [all_said[place] for place in order.tolist()]
+    turns = np.empty(len(said), np.object_)
+    turns[:] = [*_kept_once([of_look.turn for of_look in said])]
     return Looks(
-        starts_ns=np.array([look.start_ns for look in spans], np.int64),
-        ends_ns=np.array([look.end_ns for look in spans], np.int64),
+        starts_ns=starts_ns[order],
+        ends_ns=ends_ns[order],
         turns=turns,
-        totals=numbers_by_name("totals"),
-        held_bytes=numbers_by_name("held_bytes"),
-        cpu_ns=numbers_by_name("cpu_ns"),
-        free_bytes=numbers("free_bytes"),
-        others_bytes=numbers("others_bytes"),
-        age_ns=np.nan_to_num(numbers("age_ns")),
-        unchanged_ns=numbers(STAMP),
+        totals=by_name([of_look.totals for of_look in said]),
+        held_bytes=by_name([of_look.held_bytes for of_look in said]),
+        cpu_ns=by_name([of_look.cpu_ns for of_look in said]),
+        free_bytes=_known([of_look.free_bytes for of_look in said]),
+        others_bytes=_known([of_look.others_bytes for of_look in said]),
+        age_ns=np.nan_to_num(_known([of_look.age_ns for of_look in said])),
+        unchanged_ns=_known([of_look.unchanged_ns for of_look in said]),
     )
+
+
+def _known(numbers: Sequence[float | None]) -> Values:
+    return np.array(numbers, np.float64)  # NaN for None
 
 
 def together(parts: Sequence[Looks]) -> Looks:
@@ -173,11 +173,6 @@ def together(parts: Sequence[Looks]) -> Looks:
     return Looks._make(
         _joined(column) if isinstance(column[0], ByName) else np.concatenate(column) for column in of_parts
     )
-
-
-def _end_ns(look: Span) -> int:
-    assert look.end_ns is not None
-    return look.end_ns
 
 
 def _kept_once(values: Sequence[object]) -> Iterator[str | None]:

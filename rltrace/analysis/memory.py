@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import msgspec
@@ -48,7 +49,7 @@ class OwnerPeak(msgspec.Struct, frozen=True):
     """The rank's phase then; None outside of phases."""
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class Moment(msgspec.Struct, frozen=True):
     """Who held a device's bytes at one moment."""
 
     step: int | None
@@ -69,7 +70,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     an older sample may hold too, if nothing has moved since. None if nobody read the device's total."""
 
 
-class Boundary(Moment, frozen=True, kw_only=True):
+class Boundary(Moment, frozen=True):
     """A phase boundary: a phase's beginning or end, and the moment nearest to it."""
 
     side: str
@@ -278,8 +279,8 @@ class _Device:
             phases=self.phase_peaks(),
             boundaries=self.boundaries(edges),
             residual=self.residual(edges) if self.ledger.has_total else None,
-            allocated_peaks=[self.allocated_peak(name, most) for name, most, _ in counted],
-            allocated_steps=[self.allocated_peak(name, peak) for name, _, steps in counted for peak in steps],
+            allocated_peaks=[one for name, most, _ in counted for one in self.allocated_peaks(name, [most])],
+            allocated_steps=[one for name, _, steps in counted for one in self.allocated_peaks(name, steps)],
             unknown=self.unknown(),
             others=self.others(),
         )
@@ -290,24 +291,24 @@ class _Device:
         times_ns = self.ledger.times_ns[chosen]
         named = self.phases_at(times_ns) if phases is None else self.named(phases, times_ns)
         shown = self.shown(chosen, self.ledger.is_consistent[chosen], self.steps_at(times_ns), named)
-        return [Moment(**fields) for fields in shown]
+        return [*starmap(Moment, zip(*shown, strict=True))]
 
     def shown(
         self, moments: Places, is_consistent: NDArray[np.bool_], steps: list[int | None], phases: list[str | None]
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the fields of some moments; nobody knows how consistent they are where nobody read a total."""
+    ) -> tuple[list[Any], ...]:
+        """Return a column for each field of some moments; nobody knows how consistent they are where nobody read a
+        total."""
         apart_ns = self.ledger.apart_ns[moments]
         is_known = np.isfinite(apart_ns)
-        columns = {
-            "step": steps,
-            "phase": phases,
-            "at_seconds": ((self.ledger.times_ns[moments] - self.seen.start_ns) / 1e9).tolist(),
-            "used_bytes": self.used_bytes[moments].tolist(),
-            "bytes": self.owned(moments),
-            "apart_seconds": _known(apart_ns / 1e9, is_known),
-            "is_consistent": _known(is_consistent, is_known),
-        }
-        return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        return (
+            steps,
+            phases,
+            ((self.ledger.times_ns[moments] - self.seen.start_ns) / 1e9).tolist(),
+            self.used_bytes[moments].tolist(),
+            self.owned(moments),
+            _known(apart_ns / 1e9, is_known),
+            _known(is_consistent, is_known),
+        )
 
     def owned(self, moments: Places) -> list[dict[str, int]]:
         """Return the bytes of each owner at some moments, which many boundaries and peaks share: nobody may change
@@ -326,28 +327,31 @@ class _Device:
         return [numbers[place] for place in self.windows.places(times_ns).tolist()]
 
     def phases_at(self, times_ns: NDArray[np.int64]) -> list[str | None]:
-        """Return the phase of each instant."""
-        return [*map(self.phase_at, times_ns.tolist())]
+        """Return the phase that holds each instant; where one ends and another begins, the one that begins.
+
+        A sample of a phase boundary lies just outside of its phase. It belongs to the phase that had just ended when
+        the sample was begun, else to the one that begins after it.
+        """
+        return [
+            by or self.phase_times.begins(at_ns, at_ns + CONSISTENT_NS)
+            for by, at_ns in zip(self.phases_by(times_ns), times_ns.tolist(), strict=True)
+        ]
 
     def named(self, phases: Iterable[str], times_ns: NDArray[np.int64]) -> list[str | None]:
         """Return some names of phases; for one that is empty the phase of its instant."""
         return [name or self.phase_at(int(at_ns)) for name, at_ns in zip(phases, times_ns.tolist(), strict=True)]
 
     def phase_at(self, at_ns: int) -> str | None:
-        """Return the phase that holds an instant; where one ends and another begins, the one that begins.
+        """Return the phase of one instant."""
+        return self.phases_at(np.array([at_ns]))[0]
 
-        A sample of a phase boundary lies just outside of its phase. It belongs to the phase that had just ended when
-        the sample was begun, else to the one that begins after it.
-        """
-        return self.phase_by(at_ns) or self.phase_times.begins(at_ns, at_ns + CONSISTENT_NS)
-
-    def phase_by(self, at_ns: int) -> str | None:
-        """Return the same for what held by an instant: not a phase that only begins after it."""
-        around = self.phase_times.around(at_ns)
-        if around is not None:
-            return around
-        began_ns = int(self.times.began_ns(np.array([at_ns]))[0])
-        return self.phase_times.ended(at_ns, began_ns - CONSISTENT_NS)
+    def phases_by(self, times_ns: NDArray[np.int64]) -> list[str | None]:
+        """Return the same for what held by each instant: not a phase that only begins after it."""
+        around, began_ns = map(self.phase_times.around, times_ns.tolist()), self.times.began_ns(times_ns)
+        return [
+            self.phase_times.ended(at_ns, since_ns - CONSISTENT_NS) if around is None else around
+            for around, at_ns, since_ns in zip(around, times_ns.tolist(), began_ns.tolist(), strict=True)
+        ]
 
     def step_peaks(self) -> list[Moment]:
         """Return the fullest moment of each step."""
@@ -415,11 +419,7 @@ class _Device:
         phases = self.named(names, self.ledger.times_ns[edges.moments])
         shown = self.shown(edges.moments, edges.is_consistent, steps, phases)
         sides = ["begin", "end"] * len(self.spans.places)
-        away_seconds = (edges.away_ns / 1e9).tolist()
-        return [
-            Boundary(**fields, side=side, away_seconds=away)
-            for fields, side, away in zip(shown, sides, away_seconds, strict=True)
-        ]
+        return [*starmap(Boundary, zip(*shown, sides, (edges.away_ns / 1e9).tolist(), strict=True))]
 
     def most_used(self) -> MostUsed | None:
         """The highest point of the line of what is used."""
@@ -482,18 +482,21 @@ class _Device:
                 if (most := peaks.most()) is not None:
                     yield process.process.name, most, list(of_steps(peaks, self.windows))
 
-    def allocated_peak(self, name: str, peak: Peak) -> AllocatedPeak:
-        """One of a process with this name."""
-        phase = self.phase_by(peak.told_ns)
-        return AllocatedPeak(
-            process=name,
-            bytes=peak.bytes,
-            at_most_bytes=peak.at_most_bytes,
-            at_seconds=(peak.told_ns - self.seen.start_ns) / 1e9,
-            step=None if phase is None else self.windows.step_at(peak.began_ns),
-            phase=phase,
-            at_peak_bytes=peak.by_owner,
-        )
+    def allocated_peaks(self, name: str, peaks: list[Peak]) -> list[AllocatedPeak]:
+        """Those of a process with this name."""
+        phases = self.phases_by(np.array([peak.told_ns for peak in peaks], np.int64))
+        return [
+            AllocatedPeak(
+                process=name,
+                bytes=peak.bytes,
+                at_most_bytes=peak.at_most_bytes,
+                at_seconds=(peak.told_ns - self.seen.start_ns) / 1e9,
+                step=None if phase is None else self.windows.step_at(peak.began_ns),
+                phase=phase,
+                at_peak_bytes=peak.by_owner,
+            )
+            for peak, phase in zip(peaks, phases, strict=True)
+        ]
 
     def unknown(self) -> dict[str, str]:
         """Return the rows that this device has and nobody could measure; they are never shown as zero."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.computing import computing
-from rltrace.analysis.intervals import EMPTY, Intervals, added_up, covered_ns, cut, outside, union
+from rltrace.analysis.intervals import EMPTY, Intervals, added_up, covered_in, covered_ns, cut, outside, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.lifetimes import Presence, presence
 from rltrace.analysis.observations import Observations, once
@@ -129,36 +129,33 @@ def partitions(
         computing: When the rank computed, in a phase or not; disjoint and in order.
         starting: When it had not begun.
     """
-    of_phases = {name: _covered(rows, windows) for name, rows in phases.items()}
-    busy_ns, _ = _covered(union(*phases.values()), windows)
+    busy_ns = covered_in(union(*phases.values()), windows)
     known = union(driver, *phases.values())
-    known_ns, _ = _covered(known, windows)
+    known_ns = covered_in(known, windows)
     gaps, window = outside(known, windows)
     unlabelled_ns = _added_up(computing, gaps, window, len(windows))
     gaps, gap = outside(union(cut(computing, gaps)[0]), gaps)
     starting_ns = _added_up(union(starting), gaps, window[gap], len(windows))
     idle_ns = windows[:, 1] - windows[:, 0] - known_ns - unlabelled_ns - starting_ns
-    found = []
-    for place in range(len(windows)):
-        phases_ns = {name: int(ns[place]) for name, (ns, is_there) in of_phases.items() if is_there[place]}
-        found.append(
-            Partition(
-                phases_ns=phases_ns,
-                overlap_ns=sum(phases_ns.values()) - int(busy_ns[place]),
-                wait_driver_ns=int(known_ns[place] - busy_ns[place]),
-                unlabelled_ns=int(unlabelled_ns[place]),
-                starting_ns=int(starting_ns[place]),
-                idle_ns=int(idle_ns[place]),
-            )
+    phases_ns: list[dict[str, int]] = [{} for _ in windows]
+    for name, rows in phases.items():
+        lengths_ns = covered_in(rows, windows).tolist()
+        for place in np.unique(cut(rows, windows)[1]).tolist():
+            phases_ns[place][name] = lengths_ns[place]
+    columns = (busy_ns, known_ns - busy_ns, unlabelled_ns, starting_ns, idle_ns)
+    return [
+        Partition(
+            phases_ns=of_phases_ns,
+            overlap_ns=sum(of_phases_ns.values()) - busy,
+            wait_driver_ns=wait_driver,
+            unlabelled_ns=unlabelled,
+            starting_ns=starting,
+            idle_ns=idle,
         )
-    return found
-
-
-def _covered(rows: Intervals, windows: Intervals) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return how much of each window disjoint rows cover, and whether any lies in it."""
-    pieces, window, _ = cut(rows, windows)
-    lengths_ns = added_up(pieces[:, 1] - pieces[:, 0], window, len(windows))
-    return lengths_ns, np.bincount(window, minlength=len(windows)) > 0
+        for of_phases_ns, busy, wait_driver, unlabelled, starting, idle in zip(
+            phases_ns, *(column.tolist() for column in columns), strict=True
+        )
+    ]
 
 
 def _added_up(rows: Intervals, gaps: Intervals, window: NDArray[np.intp], many: int) -> NDArray[np.int64]:
@@ -181,6 +178,7 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
         own = windows.of(lane)
         phases = {name: whole[name] for name in happened}
         driver = EMPTY if lane.is_driver else of_driver
+        of_lane = {name for name in happened if (lane, name) in inferred}
         there, steady = presence(seen, lane, own, [*whole.values()]), frozenset(own.steady)
         parts = partitions(phases, driver, there.windows, computed.get(lane, EMPTY), there.starting)
         for place in np.flatnonzero(own.recorded & there.is_there).tolist():
@@ -188,7 +186,7 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
                 continue
             row = _rank_step(
                 lane, place, own, there, parts[place], phases, steady=place in steady,
-                clock_aligned=lane not in astray, inferred={name for name in happened if (lane, name) in inferred},
+                clock_aligned=lane not in astray, inferred=of_lane,
             )  # fmt: skip
             found.append((place, row))
     return [rank_step for _, rank_step in sorted(found, key=lambda item: item[0])]

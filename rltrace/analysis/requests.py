@@ -102,31 +102,31 @@ class Way:
         """Return what they took."""
         joined = self.reason < 0
         edges = [edge[joined] for edge in self.edges]
-        whole = _spread(edges[-1] - edges[0]) if joined.any() else (None, None, None)
-        all_ns = float((edges[-1] - edges[0]).sum())
-        lengths = {name: end - start for name, (start, end) in zip(self.stages, pairwise(edges), strict=True)}
+        lengths_ns = np.array([edges[-1] - edges[0], *(end - start for start, end in pairwise(edges))])
+        figures = _stages(lengths_ns) if joined.any() else []
+        whole = figures[0] if figures else None
         unjoined = np.bincount(self.reason[~joined], minlength=len(REASONS)).tolist()
         return Requests(
             name=self.name,
             count=int(joined.sum()),
-            mean_seconds=whole[0],
-            median_seconds=whole[1],
-            p95_seconds=whole[2],
-            stages={name: _stage(length, all_ns) for name, length in lengths.items()} if joined.any() else {},
+            mean_seconds=whole.mean_seconds if whole else None,
+            median_seconds=whole.median_seconds if whole else None,
+            p95_seconds=whole.p95_seconds if whole else None,
+            stages=dict(zip(self.stages, figures[1:], strict=True)) if figures else {},
             unjoined={reason: many for reason, many in zip(REASONS, unjoined, strict=True) if many},
         )
 
 
-def _spread(lengths_ns: Numbers) -> tuple[float, float, float]:
-    """Return mean, median and 95th percentile in seconds."""
-    median_ns, p95_ns = np.percentile(lengths_ns, (50, 95))
-    return float(lengths_ns.mean()) / 1e9, float(median_ns) / 1e9, float(p95_ns) / 1e9
-
-
-def _stage(lengths_ns: Numbers, all_ns: float) -> RequestStage:
-    mean, median, p95 = _spread(lengths_ns)
-    share = float(lengths_ns.sum()) / all_ns if all_ns else 0.0
-    return RequestStage(mean_seconds=mean, median_seconds=median, p95_seconds=p95, share=share)
+def _stages(lengths_ns: Numbers) -> list[RequestStage]:
+    """Return the figures of the whole way and of each stage, by their lengths: one row each, the whole way first."""
+    median, p95 = np.percentile(lengths_ns, (50, 95), axis=1) / 1e9
+    sums_ns = lengths_ns.sum(axis=1).astype(np.float64)
+    share = sums_ns / sums_ns[0] if sums_ns[0] else np.zeros(len(sums_ns))
+    columns = (lengths_ns.mean(axis=1) / 1e9, median, p95, share)
+    return [
+        RequestStage(mean_seconds=mean, median_seconds=median, p95_seconds=p95, share=share)
+        for mean, median, p95, share in zip(*(column.tolist() for column in columns), strict=True)
+    ]
 
 
 def steady_requests(found: Sequence[Way], windows: StepWindows) -> list[Requests]:

@@ -251,7 +251,7 @@ def rollouts(seen: Observations, windows: StepWindows) -> Rollouts:
     by_step = [
         StepRollout(
             step=windows.numbers[place],
-            load=load.slices(*found.reach_ns(place)),
+            load=load.slices(*found.reaches_ns[place]),
             **asdict(found.figures([place])),
         )
         for place in found.having
@@ -275,6 +275,8 @@ def _numbers(windows: StepWindows, places: list[int]) -> list[int]:
 # ---- the parts of each step -------------------------------------------------------------------------------------
 
 Places = NDArray[np.intp]
+_NEVER_NS = np.iinfo(np.int64).max
+"""Later than any time."""
 
 
 class _ByStep:
@@ -344,15 +346,20 @@ class _Found:
         """Return whether a trajectory or a request began in a step."""
         return bool(len(self._by_request.of([place])) or len(self._by_trajectory.of([place])))
 
-    def reach_ns(self, place: int) -> tuple[int, int]:
-        """Return when the first of a step's trajectories and requests began, and when the last one of them ended."""
-        requests, of = self._requests, self._trajectories.table
-        chosen = self._by_request.of([place])
-        told = self._counted(self._by_trajectory.of([place]))
-        starts = np.concatenate([requests.starts[chosen], of.starts[told]])
-        ends = np.concatenate([requests.ends[chosen], of.ends[told]])
+    @functools.cached_property
+    def reaches_ns(self) -> list[tuple[int, int]]:
+        """When the first trajectory or request of each step began, and when the last one of them ended; of those that
+        are over."""
+        requests, of, counted = self._requests, self._trajectories.table, ~self._trajectories.are_validating
+        step = np.concatenate([self._step_of_request, self._windows.places(of.starts[counted])])
+        starts = np.concatenate([requests.starts, of.starts[counted]])
+        ends = np.concatenate([requests.ends, of.ends[counted]])
         is_over = ends != OPEN
-        return (int(starts[is_over].min()), int(ends[is_over].max())) if is_over.any() else (0, 0)
+        first, last = np.full(len(self._windows.numbers), _NEVER_NS), np.full(len(self._windows.numbers), -_NEVER_NS)
+        np.minimum.at(first, step[is_over], starts[is_over])
+        np.maximum.at(last, step[is_over], ends[is_over])
+        has_any = first < _NEVER_NS
+        return [*zip(np.where(has_any, first, 0).tolist(), np.where(has_any, last, 0).tolist(), strict=True)]
 
     def _counted(self, places: Places) -> Places:
         """Return the trajectories among some that are of no validation."""
@@ -361,16 +368,17 @@ class _Found:
 
     def figures(self, steps: list[int]) -> Rollout:
         """Return the rollouts of some steps together."""
-        requests = self._requests.part(self._by_request.of(steps))
+        chosen = self._by_request.of(steps)
+        requests, step = self._requests.part(chosen), self._step_of_request[chosen]
         begun = self._by_trajectory.of(steps)
         of, counted = self._trajectories, self._counted(begun)
         over = counted[of.are_over[counted]]
-        lengths = [(end_ns - start_ns) / 1e9 for start_ns, end_ns in map(self.reach_ns, steps) if end_ns > start_ns]
+        reaches_ns = [self.reaches_ns[place] for place in steps]
+        lengths = [(end_ns - start_ns) / 1e9 for start_ns, end_ns in reaches_ns if end_ns > start_ns]
         found, unknown = _distributions(requests)
         more, missing = self._of_trajectories(over)
         tail, no_tail = self._tail(steps)
         last_of = self._windows.windows[:, 1]
-        step = self._step_of_request[self._by_request.of(steps)]
         is_marked = step > 0
         return Rollout(
             seconds=float(np.mean(lengths)) if lengths else None,
@@ -486,8 +494,10 @@ class _Found:
         known = over[of.prompts[over] != 0]
         if len(known):
             return _groups(of.prompts[known], of.table.starts[known], of.table.ends[known])
-        own = requests.part((requests.prompts != 0) & (requests.ends != OPEN))
-        return _groups(own.prompts, own.starts, own.ends) if len(own.prompts) else None
+        is_own = (requests.prompts != 0) & (requests.ends != OPEN)
+        if not is_own.any():
+            return None
+        return _groups(requests.prompts[is_own], requests.starts[is_own], requests.ends[is_own])
 
     def _tools(self, places: Places) -> Iterator[ToolFigures]:
         calls = self._trajectories.calls
@@ -573,13 +583,17 @@ def _of_each(of: Trajectories, requests: Asked) -> tuple[NDArray[np.int64], NDAr
 
 def _distribution(values: NDArray[np.float64]) -> Distribution:
     ordered = np.sort(values)
-    place = np.array([0.5, 0.95, 0.99]) * (len(ordered) - 1)
-    below = place.astype(np.int64)
-    above = np.minimum(below + 1, len(ordered) - 1)
-    p50, p95, p99 = (ordered[below] + (ordered[above] - ordered[below]) * (place - below)).tolist()
+    p50, p95, p99 = (_percentile(ordered, share) for share in (0.5, 0.95, 0.99))
     return Distribution(
-        count=len(ordered), mean=float(ordered.mean()), p50=p50, p95=p95, p99=p99, maximum=float(ordered[-1])
+        count=len(ordered), mean=float(ordered.mean()), p50=p50, p95=p95, p99=p99, maximum=ordered.item(-1)
     )
+
+
+def _percentile(ordered: NDArray[np.float64], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    low, high = ordered.item(below), ordered.item(min(below + 1, len(ordered) - 1))
+    return low + (high - low) * (place - below)
 
 
 def _distributions(requests: Asked) -> tuple[dict[str, Distribution], dict[str, str]]:

@@ -6,10 +6,9 @@ taken is how the device's total changed, by the kernel. These are three sources,
 
 from __future__ import annotations
 
-import functools
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -141,20 +140,30 @@ class _Rank:
         self.lane, self.ledger, self.seen, self.windows = lane, ledger, seen, windows
         self.moves = _moves(seen, lane)
         self.failures = [span for process in seen.on(lane) for span in process.out_of_memory]
-        self.times_ns: list[int] = [] if ledger is None else ledger.times_ns.tolist()
 
     def all(self) -> Iterator[Transaction]:
         """Return its transactions in order of time."""
         awake: dict[str, int] = {}
-        for outer, inner in self.outer_moves():
+        moves = [*self.outer_moves()]
+        around = self.around([outer for outer, _ in moves])
+        for (outer, inner), seen in zip(moves, around, strict=True):
             is_sleep = outer.name in (SLEEP, UNMAP)
             moved = _moved(inner)
-            expected = (
-                self.held(outer.start_ns) if is_sleep else {tag: awake.get(tag, size) for tag, size in moved.items()}
-            )
+            expected = seen.held if is_sleep else {tag: awake.get(tag, size) for tag, size in moved.items()}
             if is_sleep:
                 awake |= {tag: size for tag, size in expected.items() if size >= SMALL_BYTES} or moved
-            yield self.transaction(outer, inner, expected, moved, is_sleep=is_sleep, known=awake)
+            yield self.transaction(outer, inner, expected, moved, seen, is_sleep=is_sleep, known=awake)
+
+    def around(self, moves: list[Span]) -> list[_Around]:
+        """Return what the ledger says before and after each of some moves; nothing is known without one."""
+        if self.ledger is None or not len(self.ledger.times_ns):
+            return [_UNSEEN] * len(moves)
+        starts_ns = np.array([move.start_ns for move in moves], np.int64)
+        return _around(self.ledger, starts_ns, np.array([self.end_ns(move) for move in moves], np.int64))
+
+    def end_ns(self, move: Span) -> int:
+        """Return when a move ended; the end of the Recording for one that did not."""
+        return move.end_ns or self.seen.end_ns
 
     def outer_moves(self) -> Iterator[tuple[Span, list[Span]]]:
         """Return each phase with the engine's moves inside it; a move outside of all phases stands alone."""
@@ -177,12 +186,12 @@ class _Rank:
         inner: list[Span],
         expected: dict[str, int],
         moved: dict[str, int],
+        around: _Around,
         *,
         is_sleep: bool,
         known: dict[str, int],
     ) -> Transaction:
         """Return what became of one move, and whether that is as it should be."""
-        end_ns = outer.end_ns or self.seen.end_ns
         seconds = sum(part.end_ns - part.start_ns for part in inner if part.end_ns is not None) / 1e9
         level = outer.args.get("level")
         made = Transaction(
@@ -191,12 +200,12 @@ class _Rank:
             rank=self.lane.rank,
             name=outer.name,
             at_seconds=(outer.start_ns - self.seen.start_ns) / 1e9,
-            seconds=(end_ns - outer.start_ns) / 1e9,
+            seconds=(self.end_ns(outer) - outer.start_ns) / 1e9,
             level=level if isinstance(level, int) else None,
             expected_bytes=expected,
             moved_bytes=moved,
-            changed_bytes=self.changed(outer.start_ns, end_ns, -1 if is_sleep else 1),
-            left_bytes=self.left(end_ns) if is_sleep else {},
+            changed_bytes=None if around.rose_bytes is None else int(around.rose_bytes * (-1 if is_sleep else 1)),
+            left_bytes=around.left if is_sleep else {},
             gigabytes_per_second=sum(moved.values()) / 1e9 / seconds if seconds and moved else None,
             verdict="ok",
             reason="",
@@ -208,7 +217,7 @@ class _Rank:
         elif not is_sleep:
             verdict, reason = _of_wake_up(made, outer, inner)
         elif self.ledger is not None:
-            slack_bytes = SLACK_BYTES if self.is_consistent(outer.start_ns, end_ns) else None
+            slack_bytes = SLACK_BYTES if around.is_consistent else None
             verdict, reason = _of_sleep(made, known, self.copy_bytes(made, known), slack_bytes)
         else:
             verdict, reason = "ok", ""  # nobody told of bytes
@@ -222,17 +231,9 @@ class _Rank:
 
         CUDA's error is a RuntimeError like any other: its text, which would say it, is not in the span.
         """
-        until_ns = (move.end_ns or self.seen.end_ns) + TOLD_WITHIN_NS
+        until_ns = self.end_ns(move) + TOLD_WITHIN_NS
         was_told = any(move.start_ns <= told.start_ns <= until_ns for told in self.failures)
         return was_told or error in ABOUT_MEMORY
-
-    def is_consistent(self, *at_ns: int) -> bool:
-        """Return whether all samples of the ledger hold, at the moment before the first instant and at the one after
-        the last."""
-        before, after = self.before(at_ns[0]), self.after(at_ns[-1])
-        if self.ledger is None or before is None or after is None:
-            return False
-        return bool(self.ledger.is_consistent[before] and self.ledger.is_consistent[after])
 
     def copy_bytes(self, sleep: Transaction, known: dict[str, int]) -> int:
         """Return the bytes of the copy among the weights that a sleep leaves: they are in a row if host and device are
@@ -242,69 +243,72 @@ class _Rank:
         size = max(known.get("weights", 0), sleep.moved_bytes.get("weights", 0))
         return min(sleep.left_bytes.get(OWNER_OF_TAG["weights"], 0), size)
 
-    def held(self, at_ns: int) -> dict[str, int]:
-        """Return what the tags hold before an instant, by the ledger."""
-        index = self.before(at_ns)
-        if self.ledger is None or index is None:
-            return {}
-        found = self.ledger.at(index)
-        return {tag: found[owner] for tag, owner in OWNER_OF_TAG.items() if owner in found}
 
-    def left(self, at_ns: int) -> dict[str, int]:
-        """Return what the engine's owners still hold after an instant; nothing is known to be left if nobody looked
-        again."""
-        index = self.after(at_ns)
-        if self.ledger is None or index is None or self.ledger.times_ns[index] < at_ns:
-            return {}
-        return {name: size for name, size in self.ledger.at(index).items() if name.startswith("rollout.") and size}
+# ---- the ledger around moves ------------------------------------------------------------------------------------
 
-    def changed(self, start_ns: int, end_ns: int, sign: int) -> int | None:
-        """Return by how much the device's total rose (sign 1) or fell (sign -1), without what others said about
-        themselves.
 
-        A trainer empties its cache while an engine wakes up. But what an engine's own allocator hands out of its cache,
-        or takes back, is no change of the total: a cache and the engine's rest moved against each other.
-        """
-        before, after = self.before(start_ns), self.after(end_ns)
-        if self.ledger is None or not self.ledger.has_total or before is None or after is None:
-            return None
-        if self.ledger.times_ns[after] < end_ns:  # nobody has looked since
-            return None
-        handed_out = self.handed_out(before, after)
-        return int(sign * (self.of_engines[after] - self.of_engines[before] - handed_out))
+class _Around(NamedTuple):
+    """What a device's ledger says at the last moment before a move, and at the first after it."""
 
-    @functools.cached_property
-    def of_engines(self) -> NDArray[np.float64]:
-        """The device's total at each moment, without what others said about themselves."""
-        assert self.ledger is not None
-        others = [
-            self.ledger.row(owner)
-            for owner in self.ledger.owners
-            if owner not in (FREE, UNACCOUNTED) and not owner.startswith("rollout.")
-        ]
-        return np.asarray(self.ledger.used - sum(others))
+    held: dict[str, int]
+    """By tag, what was held before it."""
+    left: dict[str, int]
+    """By owner, what the engine still held after it; nothing is known to be left if nobody looked again."""
+    rose_bytes: float | None
+    """By how much the device's total rose, without what others said about themselves; None if that is not known.
 
-    def handed_out(self, before: int, after: int) -> int:
-        """Return the bytes that went from a cache to the engine's rest between two moments; a negative number came
-        back."""
-        pair = ("allocator.cached", "rollout.activations")
-        if self.ledger is None or not set(pair) <= set(self.ledger.owners):
-            return 0
-        cached, rest = (int(self.ledger.row(owner)[after] - self.ledger.row(owner)[before]) for owner in pair)
-        if cached * rest >= 0:
-            return 0
-        size_bytes = min(abs(cached), abs(rest))
-        return size_bytes if rest > 0 else -size_bytes
+    A trainer empties its cache while an engine wakes up. But what an engine's own allocator hands out of its cache, or
+    takes back, is no change of the total: a cache and the engine's rest moved against each other."""
+    is_consistent: bool
+    """Whether all samples hold at both moments."""
 
-    def before(self, at_ns: int) -> int | None:
-        """Return the last moment of the ledger before an instant."""
-        behind = bisect_right(self.times_ns, at_ns)
-        return behind - 1 if behind else None
 
-    def after(self, at_ns: int) -> int | None:
-        """Return the first moment of the ledger after an instant, else the last before it."""
-        behind = bisect_left(self.times_ns, at_ns)
-        return behind if behind < len(self.times_ns) else self.before(at_ns)
+_UNSEEN = _Around({}, {}, None, False)
+
+
+def _around(ledger: Ledger, starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> list[_Around]:
+    before = np.searchsorted(ledger.times_ns, starts_ns, side="right") - 1
+    after = np.searchsorted(ledger.times_ns, ends_ns)
+    was_seen, is_seen = before >= 0, after < len(ledger.times_ns)
+    after = np.minimum(after, len(ledger.times_ns) - 1)
+    tags = {tag: owner for tag, owner in OWNER_OF_TAG.items() if owner in ledger.owners}
+    of_engine = [owner for owner in ledger.owners if owner.startswith("rollout.")]
+    return [
+        _Around(
+            dict(zip(tags, held, strict=True)) if was else {},
+            {owner: size for owner, size in zip(of_engine, left, strict=True) if size} if is_ else {},
+            rose if was and is_ and ledger.has_total else None,
+            was and holds,
+        )
+        for was, held, is_, left, rose, holds in zip(
+            was_seen.tolist(),
+            _bytes_of(ledger, [*tags.values()], before),
+            is_seen.tolist(),
+            _bytes_of(ledger, of_engine, after),
+            _rose_bytes(ledger, before, after).tolist(),
+            (ledger.is_consistent[before] & ledger.is_consistent[after]).tolist(),
+            strict=True,
+        )
+    ]
+
+
+def _bytes_of(ledger: Ledger, owners: list[str], moments: NDArray[np.intp]) -> list[list[int]]:
+    """Return the bytes of some owners at each of some moments."""
+    columns = [ledger.owners.index(owner) for owner in owners]
+    rows: list[list[int]] = ledger.bytes[moments][:, columns].astype(np.int64).tolist()
+    return rows
+
+
+def _rose_bytes(ledger: Ledger, before: NDArray[np.intp], after: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return by how much the total rose from one moment to another, without what others said about themselves."""
+    others = [owner for owner in ledger.owners if owner not in (FREE, UNACCOUNTED) and not owner.startswith("rollout.")]
+    of_engines = ledger.used - sum(map(ledger.row, others))
+    cached, rest = (np.trunc(ledger.row(owner)[after] - ledger.row(owner)[before]) for owner in _CACHE_AND_REST)
+    handed_out = np.where(cached * rest < 0, np.sign(rest) * np.minimum(np.abs(cached), np.abs(rest)), 0)
+    return np.asarray(of_engines[after] - of_engines[before] - handed_out)
+
+
+_CACHE_AND_REST = ("allocator.cached", "rollout.activations")
 
 
 # ---- verdicts ---------------------------------------------------------------------------------------------------

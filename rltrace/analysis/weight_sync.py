@@ -85,24 +85,11 @@ def _filled(column: str, spans: Intervalled) -> NDArray[np.int64]:
 class _Part(NamedTuple):
     """What of one stage lies in one window."""
 
-    spans: int
-    summed_ns: int
-    covered_ns: int
-    bytes: int
+    stage: Stage
     tensors: int
 
-    def figures(self) -> Stage:
-        seconds = self.covered_ns / 1e9
-        return Stage(
-            spans=self.spans,
-            seconds=seconds,
-            summed_seconds=self.summed_ns / 1e9,
-            bytes=self.bytes,
-            gigabytes_per_second=_rate(self.bytes, seconds),
-        )
 
-
-_NOTHING = _Part(0, 0, 0, 0, 0)
+_NOTHING = _Part(Stage(spans=0, seconds=0.0, summed_seconds=0.0, bytes=0, gigabytes_per_second=None), 0)
 
 
 def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
@@ -140,7 +127,7 @@ def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
 def _rank_sync(lane: Lane, step: int | None, whole_ns: int, rest_ns: int, parts: dict[str, _Part]) -> RankSync:
     seconds = whole_ns / 1e9
     sent, loaded = parts.get(SEND, _NOTHING), parts.get(LOAD, _NOTHING)
-    size_bytes = sent.bytes or max((part.bytes for part in parts.values()), default=0)
+    size_bytes = sent.stage.bytes or max((part.stage.bytes for part in parts.values()), default=0)
     counted = max(parts.get(name, _NOTHING).tensors for name in COUNTED)
     return RankSync(
         step=step,
@@ -149,9 +136,9 @@ def _rank_sync(lane: Lane, step: int | None, whole_ns: int, rest_ns: int, parts:
         seconds=seconds,
         bytes=size_bytes,
         gigabytes_per_second=_rate(size_bytes, seconds),
-        buckets=sent.spans or loaded.spans,
-        tensors=counted or loaded.tensors or parts.get(GATHER, _NOTHING).spans,
-        stages={name: part.figures() for name, part in parts.items()},
+        buckets=sent.stage.spans or loaded.stage.spans,
+        tensors=counted or loaded.tensors or parts.get(GATHER, _NOTHING).stage.spans,
+        stages={name: part.stage for name, part in parts.items()},
         rest_seconds=rest_ns / 1e9,
     )
 
@@ -183,15 +170,29 @@ def _parts(columns: _Columns, windows: StepWindows) -> dict[int, _Part]:
     is_first = np.append(True, row[1:] != row[:-1]) if len(row) else np.empty(0, bool)
     begun = np.flatnonzero(is_first)
     many = len(windows.windows)
+    there = np.flatnonzero(np.bincount(window, minlength=many))
     columns_of = (
         np.bincount(window[begun], minlength=many),
-        added_up(pieces[:, 1] - pieces[:, 0], window, many),
-        covered_in(columns.rows, windows.windows),
+        covered_in(columns.rows, windows.windows) / 1e9,
+        added_up(pieces[:, 1] - pieces[:, 0], window, many) / 1e9,
         added_up(columns.bytes[row[begun]], window[begun], many),
         added_up(columns.tensors[row[begun]], window[begun], many),
     )
-    listed = [column.tolist() for column in columns_of]
-    return {place: _Part(*(column[place] for column in listed)) for place in np.unique(window).tolist()}
+    return {
+        place: _Part(
+            Stage(
+                spans=spans,
+                seconds=seconds,
+                summed_seconds=summed_seconds,
+                bytes=size_bytes,
+                gigabytes_per_second=_rate(size_bytes, seconds),
+            ),
+            tensors,
+        )
+        for place, spans, seconds, summed_seconds, size_bytes, tensors in zip(
+            there.tolist(), *(column[there].tolist() for column in columns_of), strict=True
+        )
+    }
 
 
 def _rate(size_bytes: int, seconds: float) -> float | None:

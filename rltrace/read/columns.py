@@ -221,13 +221,23 @@ class Columns:
         for place, rows in zip(places.tolist(), np.split(in_order, begins[1:]), strict=True):
             yield self.texts[place], samples.ts_ns[rows], samples.value[rows]
 
+    def all_args(self, rows: NDArray[np.intp]) -> Iterator[Args]:
+        """Yield the arguments of some rows."""
+        return self.args.of(rows) if isinstance(self.args, Encoded) else map(self.args, rows.tolist())
+
+    def usual_args(self, rows: NDArray[np.intp]) -> list[memoryview | None]:
+        """Return the arguments of some rows as they were written, a map in MessagePack; None where something is not
+        known to be usual."""
+        usual = self.args.usual if isinstance(self.args, Encoded) else {}
+        return [*map(usual.get, rows.tolist())]
+
     def spans(self, rows: NDArray[np.intp]) -> Iterator[Span]:
         """Yield some rows as the events that they are."""
         columns = (self.name, self.thread, self.task, self.start_ns, self.end_ns, self.lane, self.is_automatic)
         listed = [column[rows].tolist() for column in columns]
         has_arrows = np.isin(rows, self.flows.row).tolist()
-        for row, name, thread, task, start_ns, end_ns, lane, is_automatic, has_arrow in zip(
-            rows.tolist(), *listed, has_arrows, strict=True
+        for row, name, thread, task, start_ns, end_ns, lane, is_automatic, has_arrow, args in zip(
+            rows.tolist(), *listed, has_arrows, self.all_args(rows), strict=True
         ):
             yield Span(
                 self.texts[name],
@@ -235,7 +245,7 @@ class Columns:
                 task,
                 start_ns,
                 None if end_ns == OPEN else end_ns,
-                self.args(row),
+                args,
                 *(self.flows_of(row) if has_arrow else ((), ())),
                 lane=None if lane == NO_LANE else lane,
                 is_automatic=is_automatic,
@@ -561,21 +571,29 @@ class Encoded:
         self.raw = raw
         self.arguments = arguments
         self.decoded: dict[int, Args] = {}
-        """Of rows that were checked."""
+        """Of rows that were checked one by one."""
+        self.usual: dict[int, memoryview] = {}
+        """As they were written, of rows that are known to have nothing but usual ones; if they are more than numbers in
+        columns."""
 
     def __call__(self, row: int) -> Args:
-        found = self.decoded.get(row)
-        if found is None:
-            begun, late = self._written(row)
-            found = begun | late
-        return found
+        return next(self.of(np.array([row])))
+
+    def of(self, rows: NDArray[np.intp]) -> Iterator[Args]:
+        """Yield the arguments of some rows."""
+        for row, (begun, late) in zip(rows.tolist(), self._all_written(rows), strict=True):
+            found = self.decoded.get(row)
+            yield begun | late if found is None else found
 
     def chosen(self, rows: NDArray[np.intp], arguments: dict[str, NDArray[Any]]) -> Encoded:
         """Return the arguments of some rows, in their order."""
         raw = {name: self.raw[name][rows] for name in ("args_at", "begin_bytes", "late_bytes", "type")}
         found = Encoded(self.source, {**raw, "blobs": self.raw["blobs"]}, arguments)
+        chosen = rows.tolist()
         if self.decoded:
-            found.decoded = {at: self.decoded[row] for at, row in enumerate(rows.tolist()) if row in self.decoded}
+            found.decoded = {at: self.decoded[row] for at, row in enumerate(chosen) if row in self.decoded}
+        if self.usual:
+            found.usual = {at: self.usual[row] for at, row in enumerate(chosen) if row in self.usual}
         return found
 
     def check(self) -> None:
@@ -583,7 +601,10 @@ class Encoded:
         raw, texts = self.raw, self.source.texts
         has_args = (raw["begin_bytes"] | raw["late_bytes"]) != 0
         is_odd = (raw["flags"] & native.ODD).astype(np.bool_)
-        rows = np.flatnonzero(is_odd | (has_args & self.source.are_checked_whole[raw["name"]]))
+        is_checked = has_args & self.source.are_checked_whole[raw["name"]]
+        self._find_usual(is_checked & ~is_odd)
+        rows = np.flatnonzero(is_odd | is_checked)
+        rows = rows[[row not in self.usual for row in rows.tolist()]]
         names = raw["name"][rows].tolist()
         checks_of = {name: gate.arguments_of(texts.all[name]) for name in {*names}}
         for row, name, odd, (begun, late) in zip(
@@ -599,12 +620,27 @@ class Encoded:
                     if column.flags.writeable or key in args:
                         _writable(self.arguments, key)[row] = cell
 
-    def _written(self, row: int) -> tuple[Args, Args]:
-        """Return what a row has of its beginning, and what came late."""
-        return next(self._all_written(np.array([row])))
+    def _find_usual(self, is_one: NDArray[np.bool_]) -> None:
+        """Find the rows that have nothing but usual arguments, as far as many can be judged at once."""
+        names = self.raw["name"]
+        for name in np.unique(names[is_one]).tolist():
+            maps = dict(self._maps(np.flatnonzero(is_one & (names == name))))
+            if gate.are_usual(self.source.texts.all[name], maps.values()):
+                self.usual |= maps
+
+    def _maps(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, memoryview]]:
+        """Yield those of some rows whose arguments were written as one map, with these."""
+        raw = self.raw
+        has_begun, has_late = raw["begin_bytes"][rows] != 0, raw["late_bytes"][rows] != 0
+        rows = rows[has_begun != has_late]
+        rows = rows[_begins_map(raw["blobs"][raw["args_at"][rows]])]
+        at = raw["args_at"][rows]
+        ends = at + raw["begin_bytes"][rows] + raw["late_bytes"][rows]
+        parts = map(slice, at.tolist(), ends.tolist())
+        return zip(rows.tolist(), map(raw["blobs"].data.__getitem__, parts), strict=True)
 
     def _all_written(self, rows: NDArray[np.intp]) -> Iterator[tuple[Args, Args]]:
-        """Yield the same of some rows."""
+        """Yield what some rows have of their beginning, and what came late."""
         raw, types, blobs = self.raw, self.source.types, self.raw["blobs"].data
         columns = [raw[name][rows].tolist() for name in ("args_at", "begin_bytes", "late_bytes", "type")]
         for at, begin_bytes, late_bytes, declared in zip(*columns, strict=True):
@@ -614,6 +650,12 @@ class Encoded:
                 *values, more = begun
                 begun = dict(zip(types[declared].fields, values, strict=False)) | (more or {})
             yield begun, _unpacked(blobs[late_at : late_at + late_bytes]) if late_bytes else {}
+
+
+def _begins_map(first_bytes: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which of some values in MessagePack are maps, by the first byte of each."""
+    found: NDArray[np.bool_] = ((first_bytes & 0xF0) == 0x80) | (first_bytes == 0xDE) | (first_bytes == 0xDF)
+    return found
 
 
 def _unpacked(encoded: memoryview) -> Any:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -45,6 +45,8 @@ exact."""
 
 MOST_DEPTH = 64
 """Depth of nesting in a line or an argument; anything deeper is damaged, or is kept as text."""
+
+Buffer = bytes | memoryview
 
 Check = Callable[[Any], Any]
 """Returns a value as it is used; raises ValueError if it cannot be one."""
@@ -477,6 +479,8 @@ def _tags(value: Any) -> Any:
 
 _count = whole(-1, 2**31 - 1)
 _step = whole(-(2**63), 2**63 - 1)
+_duration_ns = whole(0, 2**63 - 1)
+_numbers, _numbers_or_unknown, _number_or_none = by_name(number), by_name(_or_unknown), maybe(number)
 _SIZES: dict[str, Check] = {"bytes": number, "tensors": number}
 _OF_DEVICE: dict[str, Check] = dict.fromkeys(("bytes", "ranks", "queued_ns", "error_ns", "behind_host_ns"), number)
 
@@ -492,13 +496,13 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
         "kv_usage": number,
     },
     MEMORY_EDGE: {
-        "totals": by_name(number),
+        "totals": _numbers,
         "free_bytes": number,
-        "held_bytes": by_name(number),
-        "cpu_ns": by_name(_or_unknown),
+        "held_bytes": _numbers,
+        "cpu_ns": _numbers_or_unknown,
         "others_bytes": number,
-        "unchanged_ns": whole(0, 2**63 - 1),
-        "age_ns": maybe(number),
+        "unchanged_ns": _duration_ns,
+        "age_ns": _number_or_none,
     },
     ALLOCATIONS_KEPT: {"step": maybe(whole(0, 2**63)), "error_ns": number, "lost": number},
     OUT_OF_MEMORY: {
@@ -517,12 +521,51 @@ RANGES: dict[Check, tuple[int, int]] = {
 }
 """From where to where the numbers lie that pass a check; a check that is not here asks for more than a range."""
 
+_Size = Annotated[int, msgspec.Meta(ge=0, le=MOST_BYTES)]
+_USUAL: dict[Check, Any] = {
+    number: _Size,
+    text: str,
+    _tags: dict[str, _Size] | list[str],
+    _numbers: dict[str, _Size],
+    _numbers_or_unknown: dict[str, _Size],
+    _number_or_none: _Size | None,
+    _duration_ns: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)],
+}
+"""Types of what nearly all values are that pass a check: many of them are judged at once."""
+
 _NOTHING: dict[str, Check] = {}
 
 
 def arguments_of(span_name: str) -> dict[str, Check]:
     """Return the checks of a span's arguments; empty if nobody does more than show them."""
     return _OF_DEVICE if span_name.startswith(DEVICE_TIME) else ARGUMENTS.get(span_name, _NOTHING)
+
+
+def are_usual(span_name: str, encoded: Collection[Buffer]) -> bool:
+    """Return whether all of some spans' arguments, each encoded as a map, are as nearly all are, and so can be right.
+
+    If one of them is not, nothing is said about the others.
+    """
+    usual = _usual(span_name)
+    try:
+        return usual is not None and bool(usual.decode(list_of(encoded, len(encoded))))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+
+
+@functools.cache
+def _usual(span_name: str) -> msgspec.msgpack.Decoder[Any] | None:
+    """Return what decodes a list of usual arguments, and nothing else; None if some are too rare for that."""
+    checks = arguments_of(span_name)
+    if not all(check in _USUAL for check in checks.values()):
+        return None
+    fields = [(name, _USUAL[check], None) for name, check in checks.items()]
+    return msgspec.msgpack.Decoder(list[msgspec.defstruct("Usual", fields)])  # type: ignore[misc]
+
+
+def list_of(encoded: Iterable[Buffer], many: int) -> bytes:
+    """Return so many values in MessagePack, some in each part, as one list of them."""
+    return b"".join((b"\xdd", many.to_bytes(4, "big"), *encoded))
 
 
 def leave_out_unfit(args: dict[str, Any], checks: dict[str, Check]) -> int:

@@ -11,15 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rltrace.analysis.seen.compact import (
-    FEW,
     MANY,
     WORTH_BYTES,
     compact_pairs,
-    compact_spans,
     narrowed,
     together,
 )
-from rltrace.events import Span
 from rltrace.read.columns import OPEN
 
 SECOND_NS = 10**9
@@ -67,21 +64,3 @@ def test_columns_lie_together() -> None:
     for kept, column in zip(together(columns), columns, strict=True):
         assert (kept.dtype, kept.shape, kept.tobytes()) == (column.dtype, column.shape, column.tobytes())
         assert not kept.flags.writeable
-
-
-def _spans(**args: Any) -> list[Span]:
-    return [Span("memory.edge", 7, 0, start_ns, start_ns + 5, dict(args), ("a",), ()) for start_ns in range(FEW)]
-
-
-def test_spans_come_back() -> None:
-    """Spans that are kept whole are what they were, with all their arguments."""
-    spans = _spans(totals={"used": 1.5, "driver.reserved": 1 << 62}, held_bytes={"2440": None}, more=[True, b"x"])
-    compact = compact_spans(spans)
-    assert compact is not None
-    assert [*compact] == spans == [*compact]
-
-
-@pytest.mark.parametrize("value", [1 << 70, object(), "\ud800"])
-def test_spans_without_an_encoding_stay(value: object) -> None:
-    """Spans with something that cannot be encoded stay as they are."""
-    assert compact_spans(_spans(value=value)) is None

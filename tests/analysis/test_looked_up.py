@@ -18,6 +18,7 @@ from rltrace.analysis.looks import CONSISTENT_NS, Looks, columns, together
 from rltrace.analysis.moment_times import MomentTimes
 from rltrace.analysis.phase_times import PhaseTimes
 from rltrace.analysis.same_moment import NONE, Readings, Taken, same_moment
+from rltrace.analysis.seen.looked import Looked
 from rltrace.analysis.seen.span_rows import moved
 from rltrace.analysis.transactions import _joined, _Rank
 from rltrace.analysis.unstamped import unstamped
@@ -105,6 +106,13 @@ def _spans(rows: list[tuple[int, dict[str, Any]]]) -> list[Span]:
     return [Span(MEMORY_EDGE, 1, 0, end - 1, end, args) for end, (_, args) in zip(ends, rows, strict=True)]
 
 
+def _looked(spans: list[Span]) -> Looked:
+    looked = Looked()
+    for span in spans:
+        looked.add(span.start_ns, span.end_ns, span.args)
+    return looked
+
+
 @given(looks, looks)
 def test_samples_of_a_moment(first: list[Any], second: list[Any]) -> None:
     """What each edge takes of two processes is what a search look by look takes."""
@@ -156,7 +164,7 @@ def _edges(spans: dict[str, list[Span]]) -> list[tuple[Span, str]]:
 
 def _taken(rule: Callable[..., Taken], spans: dict[str, list[Span]]) -> Taken:
     """Apply a rule where all processes hold something all the time."""
-    samples = {pid: columns(of_process) for pid, of_process in spans.items()}
+    samples = {pid: columns(_looked(of_process)) for pid, of_process in spans.items()}
     readings = _readings(samples)
     return rule(samples, readings, dict.fromkeys(samples, np.ones(len(readings.writers), np.bool_)))
 

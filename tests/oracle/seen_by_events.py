@@ -92,6 +92,9 @@ def see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
             _see_interval(seen.phases[event.name], event, shift_ns)
         elif event.name == STEP:
             seen.steps.append(event)
+        elif event.is_automatic and event.name == MEMORY_EDGE:
+            end_ns = None if event.end_ns is None else event.end_ns + shift_ns
+            seen.looks.add(event.start_ns + shift_ns, end_ns, event.args)
         elif event.is_automatic and event.name.startswith(DEVICE_TIME):
             _see_device_span(seen.device_spans[event.name.removeprefix(DEVICE_TIME)], event, shift_ns)
         elif kept is None and not (event.is_automatic and event.name.startswith(_PROFILED)):
@@ -127,9 +130,6 @@ def _kept_whole(seen: Seen, span: Span) -> list[Span] | None:
         return seen.moves
     if not span.is_automatic:
         return None
-    if name == MEMORY_EDGE:
-        assert isinstance(seen.looks, list)
-        return seen.looks
     if name == ALLOCATIONS_KEPT:
         return seen.allocations_kept
     return seen.out_of_memory if name == OUT_OF_MEMORY else None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rltrace.analysis.findings.amounts import as_text, bytes_as_text
 from rltrace.analysis.findings.capacity import NOT_MEASURED, capacity_bytes, gpus
@@ -14,6 +15,7 @@ from rltrace.analysis.findings.run import Run, rows_of
 from rltrace.analysis.intervals import EMPTY
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.memory import CACHED, Boundary, DeviceMemory
+from rltrace.analysis.observations import once
 from rltrace.events import EMPTY_CACHE, SLEEP, WAKE_UPS
 
 NAME = "allocator_cache"
@@ -91,20 +93,18 @@ def has_wake_ups(run: Run) -> bool:
     return any(_edges(device) for device in gpus(run))
 
 
+@once
 def in_the_way(run: Run) -> list[CachedAtWakeUp]:
     """Return all wake-ups in steps, those with the fullest caches first."""
     found = []
     for device in gpus(run):
         lane = next((lane for lane in run.members if lane.name == device.lane), None)
-        emptied = _Emptied(run, lane) if lane is not None else None
-        for edge in _edges(device):
-            size, at_ns = edge.bytes.get(CACHED, 0), run.seen.start_ns + round(edge.at_seconds * 1e9)
-            was_emptied = emptied is not None and emptied.just_before(at_ns)
-            found.append(
-                CachedAtWakeUp(
-                    size / capacity_bytes(device), size, edge.phase or "", edge.step or 0, device, was_emptied
-                )
-            )
+        edges, card_bytes = _edges(device), capacity_bytes(device)
+        at_ns = np.array([run.seen.start_ns + round(edge.at_seconds * 1e9) for edge in edges], np.int64)
+        were_emptied = [False] * len(edges) if lane is None else _just_emptied(run, lane, at_ns).tolist()
+        for edge, was_emptied in zip(edges, were_emptied, strict=True):
+            size = edge.bytes.get(CACHED, 0)
+            found.append(CachedAtWakeUp(size / card_bytes, size, edge.phase or "", edge.step or 0, device, was_emptied))
     return sorted(found, key=lambda one: -one.share)
 
 
@@ -114,18 +114,13 @@ def _edges(device: DeviceMemory) -> list[Boundary]:
     ]
 
 
-class _Emptied:
-    """When the cache of a lane was emptied, and when phases began apart from the engine's own."""
-
-    def __init__(self, run: Run, lane: Lane) -> None:
-        self._ends_ns = np.sort(rows_of(run.members[lane], EMPTY_CACHE, run)[:, 1])
-        began = [rows[:, 0] for name, rows in run.phases.get(lane, {}).items() if name not in (*WAKE_UPS, SLEEP)]
-        self._began_ns = np.sort(np.concatenate([EMPTY[:, 0], *began]))
-
-    def just_before(self, at_ns: int) -> bool:
-        """Return whether no phase has begun since the cache was last emptied before an instant."""
-        behind = int(np.searchsorted(self._ends_ns, at_ns, side="right"))
-        if not behind:
-            return False
-        first = np.searchsorted(self._began_ns, self._ends_ns[behind - 1], side="right")
-        return bool(first >= np.searchsorted(self._began_ns, at_ns, side="left"))
+def _just_emptied(run: Run, lane: Lane, at_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return whether no phase has begun since the cache of a lane was last emptied before each instant, apart from the
+    engine's own."""
+    ends_ns = np.sort(rows_of(run.members[lane], EMPTY_CACHE, run)[:, 1])
+    began = [rows[:, 0] for name, rows in run.phases.get(lane, {}).items() if name not in (*WAKE_UPS, SLEEP)]
+    began_ns = np.sort(np.concatenate([EMPTY[:, 0], *began]))
+    behind = np.searchsorted(ends_ns, at_ns, side="right")
+    last_ns = np.concatenate([[0], ends_ns])[behind]
+    none_since = np.searchsorted(began_ns, last_ns, side="right") >= np.searchsorted(began_ns, at_ns)
+    return (behind > 0) & none_since

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import mmap
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.intervals import Intervals
-from rltrace.events import Span
 from rltrace.read.columns import OPEN
 
 MANY = 128
 """Fewer rows stay as they are: to spread them again would take longer than to read them."""
-
-FEW = 16
-"""Fewer spans stay as they are."""
 
 WORTH_BYTES = 1 << 16
 """Fewer bytes do not get pages of their own."""
@@ -81,32 +76,6 @@ def compact_pairs(pairs: array[int], *, has_open: bool) -> CompactPairs | None:
     offsets = np.empty((len(rows), 2), np.uint32)
     offsets[:, 0], offsets[:, 1] = starts - blocks, until
     return CompactPairs(offsets, blocks[firsts], np.diff(firsts, append=len(rows)), has_open=has_open)
-
-
-class CompactSpans:
-    """Spans with all their arguments, encoded: each is made anew when it is asked for."""
-
-    __slots__ = ("content",)
-
-    def __init__(self, content: NDArray[np.uint8]) -> None:
-        self.content = content
-
-    def __iter__(self) -> Iterator[Span]:
-        return iter(_SPANS.decode(self.content.data))
-
-
-def compact_spans(spans: list[Span]) -> CompactSpans | None:
-    """Return the same in a fifth of the bytes; None of a few, and of what has no such encoding."""
-    if len(spans) < FEW:
-        return None
-    try:
-        return CompactSpans(np.frombuffer(_ENCODER.encode(spans), np.uint8))
-    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError):
-        return None
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_SPANS = msgspec.msgpack.Decoder(list[Span])
 
 
 def narrowed(column: array[int]) -> NDArray[Any]:

@@ -29,7 +29,7 @@ from rltrace.events import (
 STAGE, PHASE, OF_STEP, DEVICE, MOVE, KEPT, PROFILED, CALL, SUBMIT, ON_THE_WAY, OF_ENGINE, OF_FORWARD = (
     1 << n for n in range(12)
 )
-TRAJECTORY, TOOL = 1 << 12, 1 << 13
+TRAJECTORY, TOOL, LOOK = 1 << 12, 1 << 13, 1 << 14
 """What a span is by its name, as bits; one that hooks make only, if a hook made it."""
 
 _KINDS: dict[str, int] = {}
@@ -38,7 +38,8 @@ for _bit, _names in (
     (PHASE, PHASES),
     (OF_STEP, (STEP,)),
     (MOVE, MEMORY_MOVES),
-    (KEPT, (MEMORY_EDGE, ALLOCATIONS_KEPT, OUT_OF_MEMORY)),
+    (LOOK, (MEMORY_EDGE,)),
+    (KEPT, (ALLOCATIONS_KEPT, OUT_OF_MEMORY)),
     (CALL, (RAY_CALL,)),
     (SUBMIT, (RAY_SUBMIT,)),
     (ON_THE_WAY, (TURN, GENERATE, AGENT_REQUEST, RAY_SUBMIT, RAY_CALL, SERVER_REQUEST, REQUEST)),
@@ -62,5 +63,5 @@ def kind_of(name: str) -> int:
 def has_own_figures(name: str, *, is_automatic: bool) -> bool:
     """Return whether spans of a name are in other figures than those of all other spans."""
     kind = kind_of(name)
-    of_hooks = DEVICE | KEPT | PROFILED if is_automatic else 0
+    of_hooks = DEVICE | LOOK | KEPT | PROFILED if is_automatic else 0
     return bool(kind & (STAGE | PHASE | OF_STEP | MOVE | of_hooks))

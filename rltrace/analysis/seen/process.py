@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.seen.compact import CompactSpans, compact_spans, together
+from rltrace.analysis.seen.compact import together
+from rltrace.analysis.seen.looked import Looked
 from rltrace.analysis.seen.samples import Balances, Samples
 from rltrace.analysis.seen.spans import (
     DeviceSpans,
@@ -67,7 +68,7 @@ class Seen:
         `balances`."""
         self.allocations_kept: list[Span] = []
         """Spans in which every allocation is in `balances`."""
-        self.looks: list[Span] | CompactSpans = []
+        self.looks = Looked()
         """When it measured what it owns, at phase boundaries and in between, with the totals that it read."""
         self.moves: list[Span] = []
         """Sleeps and wake-ups, and the mappings inside them."""
@@ -105,12 +106,7 @@ class Seen:
         named = (samples for of_kind in by_name for samples in of_kind.values())
         for samples in (*named, self.resident, self.used, self.allocated_peak, self.reserved):
             samples.sort()
-        assert isinstance(self.looks, list)
         places: list[tuple[Any, str]] = [place for kept in self.intervalled() for place in kept.compacted()]
-        looks = compact_spans(self.looks)
-        if looks is not None:
-            self.looks = looks
-            places.append((looks, "content"))
         columns = together([getattr(of, name) for of, name in places])
         for (of, name), column in zip(places, columns, strict=True):
             setattr(of, name, column)

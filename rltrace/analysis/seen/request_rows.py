@@ -43,22 +43,26 @@ def see_passed(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> None:
         kept = seen.passed[name]
         times.put(kept, own)
         kept.places.extend(_lanes(seen, own, rows))
-        numbers = [*map(number_of, keys)]
-        kept.keys.extend(numbers)
+        known: dict[str, int] = {}
+        kept.keys.extend(_numbers(keys, known))
         if name in (RAY_SUBMIT, RAY_CALL):
             continue
         extend(kept.trajectories, _hashes(rows, "trajectory", own))
         for told in ("tokens", "prompt_tokens"):
             extend(getattr(kept, told), whole_numbers(rows, told, own, -1))
         if name == REQUEST:
-            stems = [asked_ids(key)[1] for key in keys]
-            known = dict(zip(keys, numbers, strict=True))
-            kept.stems.extend([known[stem] if stem in known else number_of(stem) for stem in stems])
+            kept.stems.extend(_numbers([asked_ids(key)[1] for key in keys], known))
             prompts = [*map(prompt_of, keys)]
             number_of_prompt = {prompt: _prompt(seen, prompt) for prompt in {*prompts}}
             kept.prompts.extend([number_of_prompt[prompt] for prompt in prompts])
             for told in ("queued_ns", "first_token_ns", "cached_tokens"):
                 extend(getattr(kept, told), whole_numbers(rows, told, own, -1))
+
+
+def _numbers(texts: list[str], known: dict[str, int]) -> list[int]:
+    """Return a number for each text, computed once for those that are alike or known."""
+    known |= {text: number_of(text) for text in {*texts} - known.keys()}
+    return [*map(known.__getitem__, texts)]
 
 
 def _lanes(seen: Seen, chosen: Rows, rows: Columns) -> list[int]:
@@ -86,7 +90,7 @@ def see_trajectories(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> N
     times.put(kept, chosen)
     kept.places.extend(_lanes(seen, chosen, rows))
     extend(kept.trajectories, _hashes(rows, "trajectory", chosen))
-    args = [rows.args(row) for row in chosen.tolist()]
+    args = [*rows.all_args(chosen)]
     kept.prompts.extend([0 if (prompt := sampled_prompt(one)) is None else number(*prompt) for one in args])
     kept.are_validating.extend([one.get("validate") is True for one in args])
 

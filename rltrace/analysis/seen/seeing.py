@@ -82,14 +82,7 @@ class Seeing:
 
 def shift(seen: Seen, shift_ns: int) -> None:
     """Put the spans that are kept as they are on the time line."""
-    kept = (
-        *seen.steps,
-        *seen.open_spans,
-        *seen.allocations_kept,
-        *seen.looks,
-        *seen.moves,
-        *seen.out_of_memory,
-    )
+    kept = (*seen.steps, *seen.open_spans, *seen.allocations_kept, *seen.moves, *seen.out_of_memory)
     for span in {id(span): span for span in kept}.values():
         span.start_ns += shift_ns
         if span.end_ns is not None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.seen.looked import Looked, encoded
 from rltrace.analysis.seen.names import (
     CALL,
     DEVICE,
     KEPT,
+    LOOK,
     MOVE,
     OF_ENGINE,
     OF_FORWARD,
@@ -25,7 +27,7 @@ from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.request_rows import is_served, see_engine_steps, see_passed, see_tool_calls, see_trajectories
 from rltrace.analysis.seen.rows import Rows, Times, by_method, by_name, extend, whole_numbers
 from rltrace.analysis.seen.spans import NEVER_NS, DeviceSpans, Stages
-from rltrace.events import ALLOCATIONS_KEPT, DEVICE_TIME, MEMORY_EDGE, MEMORY_MOVES, Span
+from rltrace.events import ALLOCATIONS_KEPT, DEVICE_TIME, MEMORY_MOVES, Span
 from rltrace.read.columns import NO_TEXT, OPEN, Columns
 
 
@@ -39,13 +41,17 @@ def see_spans(seen: Seen, rows: Columns, kinds: NDArray[np.uint16], shift_ns: in
     is_phase = (has(PHASE) | rows.arguments["phase"]) & ~is_stage
     is_step = has(OF_STEP) & ~is_phase
     is_device = has(DEVICE) & rows.is_automatic & ~is_phase
+    is_look = has(LOOK) & rows.is_automatic
     is_kept = has(MOVE) | (has(KEPT) & rows.is_automatic)
-    is_other = ~(is_stage | is_phase | is_step | is_device | is_kept | (has(PROFILED) & rows.is_automatic))
+    is_other = ~(is_stage | is_phase | is_step | is_device | is_look | is_kept | (has(PROFILED) & rows.is_automatic))
     times = Times(rows, shift_ns)
     _see_whole(seen, rows, kinds, is_step, is_kept)
     _see_errors(seen, rows, ~has(OF_STEP | MOVE), times)
     for row in np.flatnonzero(rows.is_automatic & rows.arguments["inferred"]).tolist():
         seen.inferred[rows.texts[rows.name[row]], str(rows.args(row).get("reason"))] = None
+    looks = np.flatnonzero(is_look)
+    if len(looks):
+        _see_looks(seen.looks, looks, rows, times)
     for name, chosen in by_name(rows, is_stage):
         _see_stages(seen.stages[name], chosen, rows, times)
     for name, chosen in by_name(rows, is_phase):
@@ -93,10 +99,16 @@ def _place_of(seen: Seen, span: Span) -> list[Span]:
     """Return where a span goes; a program marks its own sleeps and wake-ups too."""
     if span.name in MEMORY_MOVES:
         return seen.moves
-    if span.name == MEMORY_EDGE:
-        assert isinstance(seen.looks, list)
-        return seen.looks
     return seen.allocations_kept if span.name == ALLOCATIONS_KEPT else seen.out_of_memory
+
+
+def _see_looks(kept: Looked, chosen: Rows, rows: Columns, times: Times) -> None:
+    """Keep looks at memory; what is usual stays as it was written."""
+    times.put(kept, chosen)
+    usual = rows.usual_args(chosen)
+    others = rows.all_args(chosen[[written is None for written in usual]])
+    said = b"".join(encoded(next(others)) if written is None else written for written in usual)
+    extend(kept.said_bytes, np.frombuffer(said, np.uint8))
 
 
 def _tokens(rows: Columns, forwards: Rows) -> NDArray[np.int64]:

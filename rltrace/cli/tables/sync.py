@@ -39,7 +39,7 @@ def sync_line(syncs: Sequence[RankSync]) -> Text:
 
 
 def _stage_seconds(name: str, syncs: Sequence[RankSync]) -> float:
-    return fmean(sync.stages[name].seconds if name in sync.stages else 0.0 for sync in syncs)
+    return fmean([sync.stages[name].seconds if name in sync.stages else 0.0 for sync in syncs])
 
 
 def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
