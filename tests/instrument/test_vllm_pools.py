@@ -102,6 +102,39 @@ def test_address_is_used_again(allocate: Callable[[str, int, int], None]) -> Non
     assert engine.bytes_by_tag() == {"kv_cache": 90}
 
 
+def test_bytes_follow_what_comes_and_goes(allocate: Callable[[str, int, int], None]) -> None:
+    """Segments are added up again whenever one has come or gone, also one for another at an address of before."""
+    assert CuMemAllocator.instance is not None
+    listed = CuMemAllocator.instance.pointer_to_data
+    allocate("weights", 1, 70)
+    allocate("kv_cache", 2, 50)
+    assert engine.bytes_by_tag() == engine.bytes_by_tag() == {"weights": 70, "kv_cache": 50}
+    del listed[1]
+    assert engine.bytes_by_tag() == {"kv_cache": 50}
+    del listed[2]
+    allocate("weights", 2, 30)
+    assert engine.bytes_by_tag() == {"weights": 30}
+    with pytest.raises(torch.OutOfMemoryError):
+        allocate("kv_cache", 3, 200)
+    allocate("weights", 4, 20)
+    assert engine.bytes_by_tag() == {"weights": 50}
+    allocate("kv_cache", 3, 40)  # in the place of the one that had no room
+    assert engine.bytes_by_tag() == {"weights": 50, "kv_cache": 40}
+
+
+def test_tensors_of_a_model() -> None:
+    """The parameters and buffers of all modules, those that several share once, and none of a model that is gone."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2, affine=False), torch.nn.Linear(2, 2))
+    model.append(model[0])
+    model[2].weight = model[0].weight
+    model.register_module("nothing", None)
+    expected = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    found = engine.tensors_of(model)
+    assert {id(tensor) for tensor in found} == expected and len(found) == len(expected)
+    assert [id(tensor) for tensor in engine.tensors_of(model)] == [id(tensor) for tensor in found]
+    assert engine.tensors_of(None) == []
+
+
 def test_copy_of_level_1_says_if_pinned(
     allocate: Callable[[str, int, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

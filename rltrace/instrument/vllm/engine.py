@@ -303,11 +303,14 @@ def segments(allocator: Any) -> dict[int, Any]:
 class BytesByTag:
     """The bytes of every pool, asleep or awake: segments of the allocator, not tensors.
 
-    They are added up again when a segment has come or gone: the allocator lists a new one last.
+    They are added up again when a segment has come or gone. The allocator lists a new one last, unless its address is
+    one that was never mapped.
     """
 
     def __init__(self) -> None:
-        self._key: tuple[Any, ...] = ()
+        self._newest: Any = None
+        """The segment itself, and not its id, so that no later one gets that."""
+        self._count = 0
         self._sizes: dict[str, int] = {}
 
     def __call__(self) -> dict[str, int]:
@@ -318,14 +321,12 @@ class BytesByTag:
         if allocator is None:
             return {}
         listed = allocator.pointer_to_data
-        newest = next(reversed(listed.values()), None)
-        # The newest itself, and not its id, so that no later one gets that.
-        key = newest, len(listed), len(NEVER_MAPPED)
-        if not self._key or self._key[0] is not newest or self._key[1:] != key[1:]:
+        newest, count = next(reversed(listed.values()), None), len(listed)
+        if newest is not self._newest or count != self._count or NEVER_MAPPED:
             sizes: dict[str, int] = {}
             for data in segments(allocator).values():
                 sizes[data.tag] = sizes.get(data.tag, 0) + data.handle[1]
-            self._key, self._sizes = key, sizes
+            self._newest, self._count, self._sizes = newest, count, sizes
         return self._sizes
 
 
