@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
@@ -78,7 +79,7 @@ class ByName(NamedTuple):
 
 def by_name(said: Sequence[dict[str, float]]) -> ByName:
     """Return what each of some looks says of some names as columns."""
-    place_of = {name: place for place, name in enumerate(dict.fromkeys(chain.from_iterable(said)))}
+    place_of = defaultdict[str, int](count().__next__)
     looks = np.repeat(np.arange(len(said)), np.fromiter(map(len, said), np.intp, len(said)))
     places = np.fromiter(map(place_of.__getitem__, chain.from_iterable(said)), np.intp, len(looks))
     numbers = np.fromiter(chain.from_iterable(map(dict.values, said)), np.float64, len(looks))

@@ -140,7 +140,7 @@ def partitions(
     phases_ns: list[dict[str, int]] = [{} for _ in windows]
     for name, rows in phases.items():
         lengths_ns = covered_in(rows, windows).tolist()
-        for place in np.unique(cut(rows, windows)[1]).tolist():
+        for place in np.flatnonzero(np.bincount(cut(rows, windows)[1])).tolist():
             phases_ns[place][name] = lengths_ns[place]
     columns = (busy_ns, known_ns - busy_ns, unlabelled_ns, starting_ns, idle_ns)
     return [

@@ -12,6 +12,7 @@ what it was at the look: nothing has come to the card or gone from it, whatever 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -129,12 +130,13 @@ def consistent(apart_ns: NDArray[np.float64], unaccounted_bytes: NDArray[np.floa
     """
     is_new = apart_ns <= CONSISTENT_NS
     found = is_new | (_distance(unaccounted_bytes, np.sort(unaccounted_bytes[is_new])) <= GRANULE_BYTES)
-    before_bytes = np.nan
-    for moment, size_bytes in enumerate(unaccounted_bytes):
-        found[moment] |= abs(size_bytes - before_bytes) <= GRANULE_BYTES
-        if found[moment]:
+    holds: list[bool] = []
+    before_bytes = math.nan
+    for is_known, size_bytes in zip(found.tolist(), unaccounted_bytes.tolist(), strict=True):
+        holds.append(is_known or abs(size_bytes - before_bytes) <= GRANULE_BYTES)
+        if holds[-1]:
             before_bytes = size_bytes
-    return found
+    return np.array(holds, np.bool_)
 
 
 def _distance(values: NDArray[np.float64], levels: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -334,9 +334,10 @@ def _nothing(kind: int, rows: int) -> NDArray[Any]:
 
 
 def _cut(address: int, begin: int, ends: list[int]) -> Iterator[str]:
-    """Yield the texts that lie from an address on, one behind the other."""
+    """Return the texts that lie from an address on, one behind the other."""
     letters = ctypes.string_at(address, ends[-1] - begin)
-    at = 0
-    for end in ends:
-        yield letters[at : end - begin].decode(errors="replace")
-        at = end - begin
+    places = np.array([begin, *ends]) - begin
+    parts = map(slice, places[:-1].tolist(), places[1:].tolist())
+    if letters.isascii():  # as nearly all are: they are decoded at once
+        return map(letters.decode().__getitem__, parts)
+    return (letters[part].decode(errors="replace") for part in parts)
