@@ -245,6 +245,6 @@ def test_exec_keeps_within_its_budget(tmp_path: Path) -> None:
 def test_minutes_of_a_long_run(tmp_path: Path) -> None:
     """Memory, files and descriptors of a traced process stay as they are while old steps become brief.
 
-    So fast that the keeper can follow on two old cores with other tests beside it: else the process drops whole segments.
+    So fast that the keeper can follow on two old cores, with other tests beside it: else the process drops segments.
     """
     long_run.check(long_run.simulate(tmp_path / "run", hours=0.6, speed=100, budget_bytes=16 << 20))
