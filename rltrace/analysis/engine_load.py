@@ -75,8 +75,8 @@ class EngineLoad:
             )
             for seconds, runs, waits, first, behind in zip(
                 ((edges_ns[:-1] - edges_ns[0]) / 1e9).tolist(),
-                running.astype(np.float64).tolist(),
-                waiting.astype(np.float64).tolist(),
+                running.tolist(),
+                waiting.tolist(),
                 places[:-1],
                 places[1:],
                 strict=True,

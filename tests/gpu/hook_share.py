@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rltrace.analysis import summarize
-from rltrace.analysis.observations import Observations
+from rltrace.analysis.summary import analyse
 from rltrace.hooks.hook import TIME_VARIABLE
 from rltrace.read.recording import Recording
 from rltrace.record.process import COUNT_SLOTS, COUNTS
@@ -66,11 +65,11 @@ def spent_in(run: Path, command: list[str]) -> Spent:
 
 def later_steps(recording: Recording) -> tuple[int, int, int]:
     """Return how many steps the later two thirds are, and when they began and ended, in nanoseconds."""
-    start_ns = Observations(recording).start_ns
-    numbered = [step for step in summarize(recording).steps if step.end_seconds is not None]
+    seen, _, summary = analyse(recording)
+    numbered = [step for step in summary.steps if step.end_seconds is not None]
     later = numbered[len(numbered) // 3 :]
     first, last = later[0].start_seconds, max(step.end_seconds or 0.0 for step in later)
-    return len(later), start_ns + int(first * 1e9), start_ns + int(last * 1e9)
+    return len(later), seen.start_ns + int(first * 1e9), seen.start_ns + int(last * 1e9)
 
 
 def shares(recording: Recording, spent: Spent, steps: int, start_ns: int, end_ns: int) -> Iterator[str]:

@@ -15,6 +15,8 @@ been still for long, as in the steady steps of a loop whose allocator has all th
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from rltrace.events import Turn
@@ -227,35 +229,28 @@ class Turns:
 
 def at(turns: Turns, turn: Turn) -> Any:
     """Return a hook's `before` or `after` that looks there."""
-
-    def reached(*_: Any) -> None:
-        turns.reached(turn)
-
-    return reached
+    return _calling(functools.partial(turns.reached, turn))
 
 
 def turning(turns: Turns) -> Any:
     """Return a hook's `before` or `after` that is a turn."""
-
-    def turn(*_: Any) -> None:
-        turns.turn()
-
-    return turn
+    return _calling(turns.turn)
 
 
 def saying_peak(turns: Turns) -> Any:
     """Return a hook's `before` of what resets torch's count of its peak."""
-
-    def before_reset(*_: Any) -> None:
-        turns.before_reset()
-
-    return before_reset
+    return _calling(turns.before_reset)
 
 
 def beating(turns: Turns) -> Any:
     """Return a hook's `before` or `after` that is a beat."""
+    return _calling(turns.beat_if_due)
 
-    def beat(*_: Any) -> None:
-        turns.beat_if_due()
 
-    return beat
+def _calling(function: Callable[[], None]) -> Any:
+    """Return a hook's `before` or `after` that calls a function, whatever the call is about."""
+
+    def call(*_: Any) -> None:
+        function()
+
+    return call

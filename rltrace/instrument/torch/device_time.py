@@ -231,8 +231,7 @@ class DeviceTimes:
         if is_anchor_due and self.device.is_capturing():
             self.missed.capturing += 1  # to ask the device anything now would make the capture invalid
             return False
-        if now_ns - self._polled_ns > POLL_NS:
-            self.poll()
+        self.poll_if_due()
         if is_anchor_due and (self._anchor is None or self._anchor.host_ns < now_ns - ANCHOR_NS):
             self._renew_anchor()  # resolving has not
         if self._anchor is None:

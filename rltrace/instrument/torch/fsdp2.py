@@ -147,8 +147,16 @@ def offloaded_args(fsdp_params: list[Any]) -> dict[str, Any] | None:
     """Return the bytes of the shards that lie in the host's memory and are copied to be gathered; None if none do."""
     if not fsdp_params[0].offload_to_cpu:  # those of a group share the policy
         return None
-    offloaded = [param for param in fsdp_params if param.offload_to_cpu]
-    return {"what": "shards", "bytes": sum(param._sharded_param_data.nbytes for param in offloaded)}
+    return {"what": SHARDS, "bytes": offloaded_bytes(fsdp_params)}
+
+
+SHARDS = "shards"
+"""What is copied, as `offload.h2d` says it."""
+
+
+def offloaded_bytes(fsdp_params: list[Any]) -> int:
+    """Return the bytes of the shards that lie in the host's memory."""
+    return sum(param._sharded_param_data.nbytes for param in fsdp_params if param.offload_to_cpu)
 
 
 class LoneCopies:
@@ -182,9 +190,8 @@ class LoneCopies:
             return None
         known = self._known.get(id(group))
         if known is None or known[0]() is not group:
-            said = offloaded_args(group.fsdp_params) or {"bytes": 0}
-            known = self._known[id(group)] = weakref.ref(group), said["bytes"]
-        return _copy("shards", known[1]).__enter__()
+            known = self._known[id(group)] = weakref.ref(group), offloaded_bytes(group.fsdp_params)
+        return _copy(SHARDS, known[1]).__enter__()
 
 
 _copy = spans.automatic_typed_span("offload.h2d", what=str, bytes=int)
