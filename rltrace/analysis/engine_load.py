@@ -63,7 +63,9 @@ class EngineLoad:
         edges_ns = np.linspace(start_ns - self._base_ns, end_ns - self._base_ns, SLICES + 1)
         queued, begun, ended = (passed.until(edges_ns) for passed in self._passed)
         lengths_ns = np.diff(edges_ns)
-        waiting, running = np.diff(queued - begun) / lengths_ns, np.diff(begun - ended) / lengths_ns
+        waiting, running = (
+            (np.diff(requests) / lengths_ns).astype(np.float64) for requests in (queued - begun, begun - ended)
+        )
         places = np.searchsorted(self._usage_ns, edges_ns, side="right").tolist()
         return [
             LoadSlice(
