@@ -28,8 +28,7 @@ install: $(VENV)/dev.done native  ## Make an environment for development
 
 .PHONY: native
 native:  ## Compile the native parts beside their sources; without a compiler, Python does their work
-	-$(PYTHON) rltrace/read/native/build.py
-	-$(PYTHON) rltrace/record/native/build.py
+	-$(PYTHON) rltrace/host/native_library.py
 
 .PHONY: perfetto
 perfetto: $(VENV)/dev.done  ## Fetch the two versions of Perfetto's importer that the tests ask
@@ -73,8 +72,9 @@ test-hostile: $(VENV)/dev.done  ## Run the tests that take long: damaged Recordi
 	$(BIN)/python -m pytest tests/hostile --timeout 7200 -n 2
 
 .PHONY: test-sanitizer
-test-sanitizer: $(VENV)/dev.done  ## Feed a million mutated segments to the decoder, built with AddressSanitizer
-	$(BIN)/python tests/read/sanitized_decoder.py --segments 1000000
+test-sanitizer: $(VENV)/dev.done  ## A million mutated segments to the decoder, a million spans to the hooks, with AddressSanitizer
+	PYTHONPATH=tests $(BIN)/python tests/read/sanitized_decoder.py --segments 1000000
+	PYTHONPATH=tests $(BIN)/python tests/record/sanitized_repeated.py --spans 1000000
 
 .PHONY: test-frameworks
 test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and trainers: 19 GB of packages, then minutes

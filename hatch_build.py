@@ -12,12 +12,6 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDERS = {
-    "rltrace/read/native": "segments will be decoded in Python, which takes longer",
-    "rltrace/record/native": "hooks on FSDP's modules will be in Python, which takes longer",
-}
-"""Where each library's `build.py` is, and what it means if that cannot build."""
-
 
 class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
     """One library of a kind serves every CPython of a platform: one does not use Python's interface, the other uses the
@@ -27,16 +21,14 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
         """Compile them, in place for an editable install."""
         self.folder = tempfile.mkdtemp()
         built: list[bytes] = []
-        for folder, what in FOLDERS.items():
-            build = self._build_in(folder)
-            name = f"{folder}/{build.LIBRARY.name}"
-            library = build.LIBRARY if version == "editable" else Path(self.folder) / build.LIBRARY.name
-            refused = build.build(library)
+        for library in self._libraries():
+            path = library.path if version == "editable" else Path(self.folder) / library.path.name
+            refused = library.build(path)
             if refused is not None:
-                self.app.display_warning(f"{what}: {refused}")
+                self.app.display_warning(f"{library.without}: {refused}")
             elif version != "editable":
-                built.append(library.read_bytes())
-                build_data["force_include"][str(library)] = name
+                built.append(path.read_bytes())
+                build_data["force_include"][str(path)] = f"rltrace/{library.name}"
         if built:
             build_data["tag"] = f"py3-none-{platform_of(built)}"
             build_data["pure_python"] = False
@@ -45,13 +37,14 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
         """Remove what is in the wheel now."""
         shutil.rmtree(self.folder)
 
-    def _build_in(self, folder: str) -> Any:
-        """Load the file that compiles a library; rltrace itself may lack what it needs here."""
-        spec = importlib.util.spec_from_file_location("build", Path(self.root) / folder / "build.py")
+    def _libraries(self) -> Any:
+        """Load the file that knows them; rltrace itself may lack what it needs here."""
+        file = Path(self.root) / "rltrace" / "host" / "native_library.py"
+        spec = importlib.util.spec_from_file_location("native_library", file)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return module
+        return module.LIBRARIES
 
 
 OLDEST_GLIBC = (2, 17)

@@ -17,7 +17,7 @@ import pytest
 from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 
-from rltrace.read.native import build
+from rltrace.host.native_library import DECODER
 
 ROOT = Path(__file__).parent.parent
 SOURCES = {
@@ -75,7 +75,7 @@ def test_decoder_in_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     assert Path(str(wheel.filename)).name.split("-")[2:4] == ["py3", "none"]
     library = ctypes.CDLL(wheel.extract("rltrace/read/native/decoder.so", tmp_path))
     library.rltrace_source.restype = ctypes.c_uint32
-    sources = (wheel.read(f"rltrace/read/native/{file.name}") for file in (*build.HEADERS, *build.SOURCES))
+    sources = (wheel.read(f"rltrace/read/native/{file.name}") for file in DECODER.files)
     assert library.rltrace_source() == zlib.crc32(b"".join(sources))
 
 

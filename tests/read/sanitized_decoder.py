@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,14 +19,14 @@ from pathlib import Path
 
 import msgpack
 import numpy as np
+import sanitized
 
+from rltrace.host.native_library import DECODER
 from rltrace.read import native
 from rltrace.read.columns import ARGUMENTS
-from rltrace.read.native import build, intervals, packets
-from rltrace.read.native.build import SANITIZER
+from rltrace.read.native import intervals, packets
 from rltrace.read.recording import Recording
 
-LIBRARY = "RLTRACE_SANITIZED_DECODER"
 SHIPPED = Path(__file__).parents[2] / "examples" / "recordings" / "verl_8b_4gpu.zip"
 PIECE_BYTES = 2000
 TYPES = [native.Type(-1, "typed", ["bytes", "bytes", "error"], True), native.Type(-2, "other", [], False)]
@@ -84,9 +81,9 @@ def _mutated(content: bytes, chance: random.Random) -> bytes:
     return bytes(changed[: chance.randrange(len(changed) + 1)] if chance.random() < 0.2 else changed)
 
 
-def _feed(segments: int, seed: int) -> Counter[str]:
-    library = native.load(Path(os.environ[LIBRARY]))
-    assert library is not None, os.environ[LIBRARY]
+def _feed(path: Path, segments: int, seed: int) -> Counter[str]:
+    library = native.load(path)
+    assert library is not None, path
     chance, seeds, said = random.Random(seed), _seeds(), Counter[str]()
     while said["segments"] < segments:
         decoder = native.Decoder(library, ARGUMENTS, TYPES)
@@ -200,22 +197,12 @@ def main() -> int:
     parser.add_argument("--segments", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     wanted = parser.parse_args()
-    if LIBRARY in os.environ:
-        began_s = time.monotonic()
-        said = _feed(wanted.segments, wanted.seed)
-        print(f"{dict(said)} in {time.monotonic() - began_s:.0f} s: no wrong access")
-        return 0
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "decoder.so"
-        if (refused := build.build(library, *SANITIZER)) is not None:
-            print(refused)
-            return 1
-        runtime = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-        environment = {
-            "LD_PRELOAD": runtime.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc",
-            LIBRARY: str(library),
-        }  # fmt: skip
-        return subprocess.run([sys.executable, *sys.argv], env={**os.environ, **environment}, check=False).returncode
+    if (library := sanitized.library()) is None:
+        return sanitized.run_again(DECODER)
+    began_s = time.monotonic()
+    said = _feed(library, wanted.segments, wanted.seed)
+    print(f"{dict(said)} in {time.monotonic() - began_s:.0f} s: no wrong access")
+    return 0
 
 
 if __name__ == "__main__":

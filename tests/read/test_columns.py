@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import msgpack
 import numpy as np
 import pytest
+import sanitized
 from hypothesis import HealthCheck, given, settings
 from part_of_recording import SHIPPED, first_rank_of
 from same_columns import decoded_natively, same_columns
 from written_segments import damaged, process_of_segments, segments
 
+from rltrace.host.native_library import DECODER, NativeLibrary
 from rltrace.read import columns, native
 from rltrace.read.recording import Recording
 
@@ -81,15 +81,14 @@ def test_without_a_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler: cc")
 def test_no_wrong_access() -> None:
     """The decoder, built with AddressSanitizer, stays inside of its memory; `make test-sanitizer` tries a million."""
-    command = [sys.executable, str(Path(__file__).with_name("sanitized_decoder.py")), "--segments", "500"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "no wrong access" in done.stdout, done.stdout + done.stderr
+    program = Path(__file__).with_name("sanitized_decoder.py")
+    assert "no wrong access" in sanitized.said_by(program, "--segments", "500")
 
 
 def test_stale_library_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library of another source is left alone, because it may mean something else by its columns."""
-    monkeypatch.setattr(native, "source_crc32", lambda: 1)
-    assert native.load(native.LIBRARY) is None
+    monkeypatch.setattr(NativeLibrary, "source_crc32", lambda _: 1)
+    assert native.load(DECODER.path) is None
 
 
 def test_ranges_are_those_of_the_gate() -> None:

@@ -4,8 +4,8 @@ Perfetto's packets (`packets.py`), and `intervals.c`, arithmetic for `rltrace/an
 In: the segments of one process, one after another. Out: columns as numpy arrays, texts, threads and what was lost.
 
 It gives up on whatever is damaged or odd (`UnsoundError`); `rltrace/read/columns.py` then reads the process in Python,
-which gives the same columns, a hundred times slower. So does it where there is no library: `build.py` compiles one for
-the wheel, and `make native` in a working tree.
+which gives the same columns, a hundred times slower. So does it where there is no library:
+`rltrace/host/native_library.py` compiles one for the wheel, and `make native` in a working tree.
 
 To add a column of an argument, see `ARGUMENTS` in `columns.py`; a kind of record is a case of `take` in `decoder.c`.
 """
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.read.native.build import LIBRARY, source_crc32
+from rltrace.host.native_library import DECODER
 
 MOST_TYPES = 1024
 """Typed spans of a process that are looked for one by one."""
@@ -92,15 +92,15 @@ def decoder() -> str:
     """Return in words what decodes segments here, and what to do if that is slow."""
     if library() is not None:
         return "natively"
-    if LIBRARY.exists():
-        return f"in Python, because {LIBRARY} is of another release; build it again: make native"
+    if DECODER.path.exists():
+        return f"in Python, because {DECODER.path} is of another release; build it again: make native"
     return "in Python, because no native decoder was built; install a C compiler, then rltrace again"
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Return the library; None if it was not built, or from another source than the one beside it."""
-    return load(LIBRARY)
+    return load(DECODER.path)
 
 
 def load(path: Path) -> ctypes.CDLL | None:
@@ -108,7 +108,7 @@ def load(path: Path) -> ctypes.CDLL | None:
     try:
         found = ctypes.CDLL(str(path))
         found.rltrace_source.restype = ctypes.c_uint32
-        if found.rltrace_source() != source_crc32():
+        if found.rltrace_source() != DECODER.source_crc32():
             return None
         _declare(found)
     except (OSError, AttributeError):

@@ -3,8 +3,9 @@
 In: when a hook begins and ends, and what its span says. Out: records in the memory of the thread's segment.
 
 Everything else is left to `repeated.py`, and where there is no library, all is: it writes the same bytes, and takes
-twice as long. `build.py` compiles the library for the wheel, and `make native` in a working tree. It uses the stable
-interface of Python, and so serves every CPython from 3.10 on but the free-threaded ones, which leave it alone.
+twice as long. `rltrace/host/native_library.py` compiles the library for the wheel, and `make native` in a working tree.
+It uses the stable interface of Python, and so serves every CPython from 3.10 on but the free-threaded ones, which leave
+it alone.
 
 To add a kind of record, write it in `repeated.py` first; then a type of `repeated.c` with the same ways, which is said
 in `repeated.pyi`. `tests/record/test_repeated.py` runs both and compares their bytes.
@@ -16,7 +17,7 @@ from types import BuiltinFunctionType, MethodWrapperType
 from typing import Any
 
 from rltrace.host.interruption import own_failure
-from rltrace.record.native.build import source_crc32
+from rltrace.host.native_library import REPEATED
 
 
 def load() -> Any:
@@ -24,7 +25,7 @@ def load() -> Any:
     try:
         from rltrace.record.native import repeated
 
-        return repeated if source_crc32() == repeated.SOURCE else None
+        return repeated if REPEATED.source_crc32() == repeated.SOURCE else None
     except own_failure(ImportError, AttributeError, OSError):
         return None
 
