@@ -117,7 +117,10 @@ class Hook:
         self.live = self.bound and self._wanted and not self._held
 
     def timed(self, function: Function) -> Function:
-        """Return the function; where hooks are timed, return one that also keeps the time that it takes."""
+        """Return the function; where hooks are timed, return one that also keeps the time that it takes.
+
+        The wrappers of `wrapping.py` ask for this themselves; only what is given to `enter` and `leave` has to.
+        """
         if os.environ.get(TIME_VARIABLE) != "1":
             return function
 

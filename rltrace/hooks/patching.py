@@ -359,7 +359,7 @@ class PatchSet:
     def _wrap(
         self, wrap: Callable[..., Function], target: str, before: Before, after: After, emits: tuple[str, ...]
     ) -> None:
-        self.wrap(target, lambda original, hook: wrap(original, hook, hook.timed(before), hook.timed(after)), emits)
+        self.wrap(target, lambda original, hook: wrap(original, hook, before, after), emits)
 
     def arguments(
         self, target: str, change: wrapping.ChangeArguments, emits: tuple[str, ...] = (), *, reads: tuple[str, ...] = ()

@@ -151,16 +151,18 @@ def watch_scopes(steps: Steps, original: Function, hook: Hook) -> Function:
             steps.begin(int(said["global_step"]))
         return spans.automatic_span(SCOPES.get(part, f"trainer.{part}")).__enter__()
 
+    timed_begin, timed_end = hook.timed(begin), hook.timed(end_span)
+
     @contextlib.contextmanager
     def watched(scope: Any, part: str, said: dict[str, Any]) -> Iterator[Any]:
-        token = hook.enter(begin, (part,), said)
+        token = hook.enter(timed_begin, (part,), said)
         try:
             with scope as entered:
                 yield entered
         except BaseException as error:
-            hook.leave(end_span, token, None, error)
+            hook.leave(timed_end, token, None, error)
             raise
-        hook.leave(end_span, token, None, None)
+        hook.leave(timed_end, token, None, None)
 
     @functools.wraps(original)
     def trace_scope(name: str, *rest: Any, **said: Any) -> Any:

@@ -8,6 +8,8 @@ import inspect
 import pickle
 import sys
 import textwrap
+import time
+from types import SimpleNamespace
 
 import pytest
 from ray import cloudpickle
@@ -15,7 +17,7 @@ from ray import cloudpickle
 import rltrace
 from rltrace.hooks.hook import Hook
 from rltrace.hooks.patching import PatchSet
-from rltrace.hooks.wrapping import watch_items, wrap_each_item
+from rltrace.hooks.wrapping import watch_items, wrap_each_item, wrap_same_kind
 
 SOURCE = """
 import contextlib
@@ -322,6 +324,41 @@ def test_irreplaceable_arguments(module, patches, rows, capfd):
     assert "LookupError: ours" in capfd.readouterr().err
     patches.undo()
     assert module.add(1, b=5) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("add", lambda add: add(1)),
+        ("returns_coroutine", lambda add: asyncio.run(add(1))),
+        ("add_later", lambda add: asyncio.run(add(1))),
+        ("count", lambda count: list(count(1))),
+        ("count_later", lambda count: asyncio.run(_to_its_end(count(1)))),
+        ("opened", lambda opened: _enter(opened([]))),
+    ],
+)
+def test_time_of_a_hook(module, monkeypatch, name, call):
+    """Where hooks are timed, what runs on either side of a call counts, whatever is called."""
+    monkeypatch.setenv("RLTRACE_TIME_HOOKS", "1")
+    hook, spent_ns = Hook("ours", f"{module.__name__}:{name}"), []
+    hook.bind(True)
+    hook.row = SimpleNamespace(fired=lambda: None, spent=spent_ns.append)
+
+    def sleep(*_told):
+        time.sleep(0.002)
+
+    call(wrap_same_kind(getattr(module, name), hook, sleep, sleep))
+    assert len(spent_ns) == 2
+    assert min(spent_ns) >= 2e6
+
+
+async def _to_its_end(items):
+    return [item async for item in items]
+
+
+def _enter(manager):
+    with manager:
+        pass
 
 
 def test_each_item_passed_on(log):

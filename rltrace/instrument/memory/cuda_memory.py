@@ -106,7 +106,7 @@ def first_collectives(ledger: CudaLedger, turns: Turns) -> Callable[[Function, H
     growth = Growth(ledger, NCCL, connects)
 
     def watch(original: Function, hook: Hook) -> Function:
-        watched = wrap_function(original, hook, hook.timed(growth.begin), hook.timed(growth.end))
+        watched = wrap_function(original, hook, growth.begin, growth.end)
         later = hook.timed(beat)
 
         @functools.wraps(original)

@@ -251,19 +251,19 @@ def beat_in_forwards(turns: Turns, state: Any, hook: Hook) -> None:
 
 def beat_before(turns: Turns, original: Function, hook: Hook) -> Function:
     """Make the beginning of each call a beat: in a first backward, the first module takes a second to load kernels."""
-    beating_now = wrap_function(original, hook, hook.timed(beating(turns)), nothing_after)
+    beating_now = wrap_function(original, hook, beating(turns), nothing_after)
     return when_due(turns, original, beating_now)
 
 
 def beat_afterwards(turns: Turns, original: Function, hook: Hook) -> Function:
     """Make the end of each call a beat. A step has hundreds, most of which come before the next beat is due."""
-    beating_now = wrap_function(original, hook, nothing_before, hook.timed(beating(turns)))
+    beating_now = wrap_function(original, hook, nothing_before, beating(turns))
     return when_due(turns, original, beating_now)
 
 
 def turn_before(turns: Turns, original: Function, hook: Hook) -> Function:
     """Make the beginning of each call a turn; dynamo, which may trace the call, does not see that."""
-    turning_now = wrap_function(original, hook, hook.timed(turning(turns)), nothing_after)
+    turning_now = wrap_function(original, hook, turning(turns), nothing_after)
     turning_now._torchdynamo_inline = original  # type: ignore[attr-defined]
     return turning_now
 

@@ -171,7 +171,7 @@ class LoneCopies:
 
     def watch(self, original: Function, hook: Hook) -> Function:
         """Wrap `wait_for_unshard`."""
-        watched = wrap_function(original, hook, hook.timed(self.begin), hook.timed(end_span))
+        watched = wrap_function(original, hook, self.begin, end_span)
 
         @functools.wraps(original)
         def wait_for_unshard(*args: Any, **kwargs: Any) -> Any:
@@ -206,7 +206,7 @@ class Reductions:
 
     def watch(self, original: Function, hook: Hook) -> Function:
         """Wrap `foreach_reduce`."""
-        alone, watched = self._alone, wrap_function(original, hook, hook.timed(self.begin), hook.timed(end_reduce))
+        alone, watched = self._alone, wrap_function(original, hook, self.begin, end_reduce)
 
         @functools.wraps(original)
         def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
@@ -406,7 +406,7 @@ class Backwards:
 
     def watch_beginnings(self, original: Function, hook: Hook) -> Function:
         """Wrap `FSDPState._pre_backward`, so that a state's backward opens once it has unsharded."""
-        return wrap_function(original, hook, hook.timed(self.look), hook.timed(self.begin_unsharded))
+        return wrap_function(original, hook, self.look, self.begin_unsharded)
 
     def look(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """Return the state, and whether this is a repetition: a module with several outputs is told once per output."""

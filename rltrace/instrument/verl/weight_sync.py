@@ -6,7 +6,6 @@ phases of a rank do not overlap.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from rltrace.events import wake_up_of
@@ -147,16 +146,14 @@ def watch_sender(patches: PatchSet, target: str) -> None:
 def watch_socket(original: Function, hook: Hook) -> Function:
     """Wrap `_init_socket`: the socket it makes watches what is sent over it."""
 
-    @functools.wraps(original)
-    def init_socket(sender: Any) -> None:
-        original(sender)
-        token = hook.enter(keep_self, (sender,), {})
-        hook.leave(replace_socket, token, hook, None)
+    def replace(sender: Any, _result: Any, error: BaseException | None) -> None:
+        if error is None:
+            replace_socket(sender, hook)
 
-    return init_socket
+    return wrap_function(original, hook, keep_self, replace)
 
 
-def replace_socket(sender: Any, hook: Any, _error: BaseException | None) -> None:
+def replace_socket(sender: Any, hook: Hook) -> None:
     """Put a watching socket in the place of a sender's; it goes with the sender at the end of the transfer."""
     sender.socket = BucketSocket(sender.socket, _sent.begin(sender.zmq_handle), way_of(sender), hook)
 
@@ -193,7 +190,7 @@ class BucketSocket:
         return self._watched(self._socket.recv, self._begin_wait)(*args, **kwargs)
 
     def _watched(self, original: Function, begin: Before) -> Function:
-        return wrap_function(original, self._hook, self._hook.timed(begin), self._hook.timed(end_span))
+        return wrap_function(original, self._hook, begin, end_span)
 
     def _begin_send(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         self._awaited = key = self._buckets.next_key()
@@ -228,5 +225,5 @@ def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         spans.flow(flow_key(key), "in")
         return opened
 
-    watched = wrap_function(load, hook, hook.timed(begin_load), hook.timed(end_span))
+    watched = wrap_function(load, hook, begin_load, end_span)
     return with_argument("on_bucket_received", 1, args, kwargs, watched)
