@@ -116,8 +116,8 @@ class Flows(NamedTuple):
     row: NDArray[np.int64]
     key: NDArray[np.int32]
     is_out: NDArray[np.bool_]
-    keys: Callable[[], Sequence[str]]
-    """Gives what the column of keys has the places of: hardly anybody asks."""
+    keys: Callable[[NDArray[np.int32]], Sequence[str]]
+    """Gives what some cells of the column of keys are the places of: hardly anybody asks."""
 
 
 class Columns:
@@ -156,8 +156,7 @@ class Columns:
         places = self._flows_of.get(row)
         if places is None:
             return (), ()
-        keys = self.flows.keys()
-        found = [(bool(self.flows.is_out[place]), keys[self.flows.key[place]]) for place in places]
+        found = [*zip(self.flows.is_out[places].tolist(), self.flows.keys(self.flows.key[places]), strict=True)]
         return tuple(key for is_out, key in found if is_out), tuple(key for is_out, key in found if not is_out)
 
     def first_keys(self, rows: NDArray[np.intp], *, is_out: bool) -> list[str | None]:
@@ -167,9 +166,9 @@ class Columns:
         if not len(having):
             return [None] * len(rows)
         at = np.minimum(np.searchsorted(having, rows), len(having) - 1)
-        places = np.where(having[at] == rows, self.flows.key[own[first[at]]], -1).tolist()
-        keys = self.flows.keys()
-        return [None if place < 0 else keys[place] for place in places]
+        has_any = having[at] == rows
+        keys = iter(self.flows.keys(self.flows.key[own[first[at[has_any]]]]))
+        return [next(keys) if has else None for has in has_any.tolist()]
 
     def chosen(self, rows: NDArray[np.intp], samples: NDArray[np.intp]) -> Columns:
         """Return some rows, in their order, and some samples."""
@@ -794,5 +793,5 @@ def _flows(spans: Sequence[Span], texts: Texts) -> Flows:
         np.array([row for row, _, _ in ends], np.int64),
         np.array([key for _, key, _ in ends], np.int32),
         np.array([is_out for _, _, is_out in ends], np.bool_),
-        lambda: texts.all,
+        lambda places: [texts.all[place] for place in places.tolist()],
     )

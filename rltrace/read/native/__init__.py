@@ -174,8 +174,8 @@ class Decoder:
         self._library = library
         self._arguments = arguments
         self._decoder: int | None = self._new(arguments)
-        self._texts: tuple[list[str], list[str]] = [], []
-        self._letters_at = [0, 0]
+        self._texts: list[str] = []
+        self._known_letters = 0
         self._places = {key: place for place, key in enumerate(arguments)}
         for type_ in types:
             self.declare(type_)
@@ -294,21 +294,27 @@ class Decoder:
 
     def texts(self) -> list[str]:
         """Return all texts so far, by number; the list grows."""
-        return self._all(0)
+        letters_at, ends = self._letters(0)
+        new = ends[len(self._texts) :].tolist()
+        if new:
+            self._texts += _cut(letters_at + self._known_letters, self._known_letters, new)
+            self._known_letters = new[-1]
+        return self._texts
 
-    def keys(self) -> list[str]:
-        """Return the keys of all arrows so far, likewise."""
-        return self._all(1)
+    def keys(self, numbers: NDArray[np.int32]) -> list[str]:
+        """Return some keys of arrows, by their numbers."""
+        letters_at, ends = self._letters(1)
+        begins = np.where(numbers > 0, ends[numbers - 1], 0) if len(numbers) else numbers
+        lengths = ends[numbers] - begins
+        parts = map(ctypes.string_at, (letters_at + begins).tolist(), lengths.tolist())
+        return [part.decode(errors="replace") for part in parts]
 
-    def _all(self, of: int) -> list[str]:
-        known, letters_at = self._texts[of], self._letters_at[of]
+    def _letters(self, of: int) -> tuple[int, NDArray[np.int64]]:
+        """Return where the letters of all texts, or keys, lie one behind the other, and where each ends among them;
+        both until more is decoded."""
         letters, ends = ctypes.c_void_p(), ctypes.c_void_p()
         many = self._library.rltrace_texts(self._decoder, of, ctypes.byref(letters), ctypes.byref(ends))
-        if many > len(known):
-            new = (ctypes.c_int64 * (many - len(known))).from_address((ends.value or 0) + 8 * len(known))
-            known += _cut((letters.value or 0) + letters_at, letters_at, new[:])
-            self._letters_at[of] = new[-1]
-        return known
+        return letters.value or 0, np.frombuffer((ctypes.c_int64 * many).from_address(ends.value or 0), np.int64)
 
     def threads(self) -> list[tuple[int, str]]:
         """Return the native ids and the names of threads, in the order in which they were said."""
