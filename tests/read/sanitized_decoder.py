@@ -24,7 +24,7 @@ import msgpack
 import numpy as np
 
 from rltrace.read import native
-from rltrace.read.columns import ARGUMENTS
+from rltrace.read.columns import ARGUMENTS, NUMBERS
 from rltrace.read.native import build, intervals, packets
 from rltrace.read.native.build import SANITIZER
 from rltrace.read.recording import Recording
@@ -89,7 +89,7 @@ def _feed(segments: int, seed: int) -> Counter[str]:
     assert library is not None, os.environ[LIBRARY]
     chance, seeds, said = random.Random(seed), _seeds(), Counter[str]()
     while said["segments"] < segments:
-        decoder = native.Decoder(library, ARGUMENTS, TYPES)
+        decoder = native.Decoder(library, NUMBERS | ARGUMENTS, TYPES)
         try:
             for _ in range(chance.randrange(1, 5)):
                 said["segments"] += 1

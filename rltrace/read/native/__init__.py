@@ -26,8 +26,8 @@ from rltrace.read.native.build import LIBRARY, source_crc32
 MOST_TYPES = 1024
 """Typed spans of a process that are looked for one by one."""
 
-WHOLE_NUMBER, DECIMAL, ONLY_TEXT, AS_TEXT, IS_TRUE, IS_TRUTHY = range(6)
-"""Kinds of arguments, as in the source."""
+WHOLE_NUMBER, DECIMAL, ONLY_TEXT, AS_TEXT, IS_TRUE, IS_TRUTHY, RARE_NUMBER, NUMBERS = range(8)
+"""Kinds of arguments, as in the source; the last two have no columns, their numbers are given one by one."""
 AUTOMATIC, ODD, FINISHED = 1, 2, 4
 """Flags of a span: a hook made it; the columns of its arguments do not say all; it was recorded when it was over."""
 WHOLE_SAMPLE, BEYOND_BYTES = 1, 2
@@ -54,14 +54,15 @@ _NOTHING = {
     )
 }  # fmt: skip
 
-_MOST_ARGUMENTS = 32
+_MOST_ARGUMENTS = 40
 _SPANS = (
     ("name", "i4"), ("thread", "i8"), ("task", "i8"), ("lane", "i4"), ("start_ns", "i8"), ("end_ns", "i8"),
     ("flags", "u1"), ("type", "i4"), ("args_at", "i8"), ("begin_bytes", "i4"), ("late_bytes", "i4"),
 )  # fmt: skip
 _BEHIND = (
     ("blobs", "u1"), ("sample_name", "i4"), ("sample_thread", "i8"), ("sample_ns", "i8"), ("sample_value", "f8"),
-    ("sample_flags", "u1"), ("flow_row", "i8"), ("flow_key", "i4"), ("flow_is_out", "u1"),
+    ("sample_flags", "u1"), ("flow_row", "i8"), ("flow_key", "i4"), ("flow_is_out", "u1"), ("number_row", "i8"),
+    ("number_of", "u1"), ("number_name", "i4"), ("number_value", "f8"),
 )  # fmt: skip
 _COLUMNS = len(_SPANS) + _MOST_ARGUMENTS + len(_BEHIND)
 
@@ -71,7 +72,7 @@ class UnsoundError(Exception):
 
 
 class Argument(NamedTuple):
-    """An argument that has a column of its own."""
+    """An argument that figures are made of."""
 
     kind: int
     least: int = 0
@@ -286,6 +287,7 @@ class Decoder:
         arguments = {
             key: array.view(DTYPES[argument.kind]) if len(array) else _nothing(argument.kind, rows)
             for (key, argument), array in zip(self._arguments.items(), of_arguments, strict=True)
+            if argument.kind in DTYPES
         }
         return columns, arguments
 

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 SOURCES = (FOLDER / "decoder.c", FOLDER / "packets.c", FOLDER / "intervals.c")
 HEADERS = (FOLDER / "arrays.h", FOLDER / "msgpack.h", FOLDER / "texts.h")
 LIBRARY = FOLDER / "decoder.so"
-FLAGS = ("-std=c99", "-O2", "-shared", "-fPIC", "-fvisibility=hidden")
+FLAGS = ("-std=c99", "-O3", "-shared", "-fPIC", "-fvisibility=hidden")
 SANITIZER = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
