@@ -146,7 +146,7 @@ def columns(looked: Looked) -> Looks:
     look = np.repeat(place_of, many)
     chosen = np.flatnonzero(look >= 0)
     chosen = chosen[np.argsort(look[chosen], kind="stable")]
-    texts = [*looked.texts]
+    texts, turn_texts = [*looked.texts], np.array([*looked.turn_texts, None], np.object_)  # the last one is no text
     look, of, names, values = (
         look[chosen],
         *(np.array(kept)[chosen] for kept in (looked.of, looked.names, looked.values)),
@@ -164,7 +164,7 @@ def columns(looked: Looked) -> Looks:
     return Looks(
         starts_ns=starts_ns[order],
         ends_ns=ends_ns[order],
-        turns=np.array([*texts, None], np.object_)[np.array(looked.turns, np.intp)[order]],  # the last one is no text
+        turns=turn_texts[np.array(looked.turns, np.intp)[order]],
         totals=named("totals"),
         held_bytes=named("held_bytes"),
         cpu_ns=named("cpu_ns"),

@@ -19,7 +19,7 @@ NO_NAME = -1
 class Looked(Intervalled):
     """Looks as columns: 16 bytes per span, and some 13 for each number that it says."""
 
-    __slots__ = ("many", "names", "of", "texts", "turns", "values")
+    __slots__ = ("many", "names", "of", "texts", "turn_texts", "turns", "values")
 
     NARROWED = ("many", "of", "names", "turns")
 
@@ -33,8 +33,9 @@ class Looked(Intervalled):
         """The place in `texts` of its name there; `NO_NAME` if the argument is the number itself."""
         self.values: array[float] | NDArray[np.float64] = array("d")
         self.turns: Column = array("i")
-        """What turned at each look, likewise; `NO_NAME` if a phase did."""
+        """The place in `turn_texts` of what turned at each look; `NO_NAME` if a phase did."""
         self.texts: dict[str, int] = {}
+        self.turn_texts: dict[str, int] = {}
         """The place of each text, in the order of these."""
 
     def add(self, start_ns: int, end_ns: int | None, args: Mapping[str, Any]) -> None:
@@ -43,12 +44,12 @@ class Looked(Intervalled):
         pairs, many, of, names, values, turns = (column for column in columns if isinstance(column, array))
         pairs.extend((start_ns, OPEN if end_ns is None else end_ns))
         self.has_open |= end_ns is None
-        numbers = [*numbers_of(args, self._place)]
+        numbers = [*numbers_of(args, lambda name: _place(name, self.texts))]
         many.append(len(numbers))
         for column, told in zip((of, names, values), zip(*numbers, strict=True), strict=False):
             column.extend(told)
         turn = args.get("turn")
-        turns.append(self._place(turn) if isinstance(turn, str) else NO_NAME)
+        turns.append(_place(turn, self.turn_texts) if isinstance(turn, str) else NO_NAME)
 
     def compacted(self) -> Iterator[tuple[Any, str]]:
         """Put numbers into as few bytes as they take; yield where long columns are."""
@@ -56,14 +57,22 @@ class Looked(Intervalled):
         self.values = np.array(self.values)
         yield self, "values"
 
-    def places_of(self, texts: NDArray[np.int32], known: Sequence[str]) -> NDArray[np.intp]:
-        """Return the places of some texts here, by their places among those that are known."""
-        there, first, at = np.unique(texts, return_index=True, return_inverse=True)
-        places = np.full(len(there), NO_NAME)
-        for text in np.argsort(first).tolist():
-            if there[text] != NO_TEXT:
-                places[text] = self._place(known[there[text]])
-        return places[at]
 
-    def _place(self, text: str) -> int:
-        return self.texts.setdefault(text, len(self.texts))
+def places_of(texts: NDArray[np.int32], known: Sequence[str], places: dict[str, int]) -> NDArray[np.intp]:
+    """Return the place of each of some texts, which may be new ones; `NO_NAME` for `NO_TEXT`.
+
+    Args:
+        texts: By their places among those that are known, (N,).
+        known: Those of the process.
+        places: The places so far.
+    """
+    there, first, at = np.unique(texts, return_index=True, return_inverse=True)
+    found = np.full(len(there), NO_NAME)
+    for text in np.argsort(first).tolist():
+        if there[text] != NO_TEXT:
+            found[text] = _place(known[there[text]], places)
+    return found[at]
+
+
+def _place(text: str, places: dict[str, int]) -> int:
+    return places.setdefault(text, len(places))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.seen.looked import Looked
+from rltrace.analysis.seen.looked import Looked, places_of
 from rltrace.analysis.seen.names import (
     CALL,
     DEVICE,
@@ -109,9 +109,9 @@ def _see_looks(kept: Looked, chosen: Rows, rows: Columns, times: Times) -> None:
     look, is_one = places_among(chosen, numbers.row)
     extend(kept.many, np.bincount(look[is_one], minlength=len(chosen)))
     extend(kept.of, numbers.of[is_one])
-    extend(kept.names, kept.places_of(numbers.name[is_one], rows.texts))
+    extend(kept.names, places_of(numbers.name[is_one], rows.texts, kept.texts))
     extend(kept.values, numbers.value[is_one])
-    extend(kept.turns, kept.places_of(rows.arguments["turn"][chosen], rows.texts))
+    extend(kept.turns, places_of(rows.arguments["turn"][chosen], rows.texts, kept.turn_texts))
 
 
 def _tokens(rows: Columns, forwards: Rows) -> NDArray[np.int64]:
