@@ -35,6 +35,7 @@ def same_columns(process: Process) -> None:
     of_events = [*columns.of_events(process.events())]
     for key in ARGUMENTS:
         assert _cells(found, key) == _cells(of_events, key), key
+    assert _numbers(found) == _numbers(of_events)
 
 
 def decoded_natively(process: Process, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -60,6 +61,16 @@ def _samples(rows: Columns) -> list[tuple[Any, ...]]:
     name, thread, ts_ns, value, is_whole = (column.tolist() for column in rows.samples)
     values = map(repr, value)
     return [*zip([rows.texts[place] for place in name], thread, ts_ns, values, is_whole, strict=True)]
+
+
+def _numbers(all_rows: list[Columns]) -> list[tuple[Any, ...]]:
+    """The numbers of few rows, by the row of all rows together."""
+    found, behind = [], 0
+    for rows in all_rows:
+        for row, of, name, value in zip(*(column.tolist() for column in rows.numbers), strict=True):
+            found.append((behind + row, of, None if name == columns.NO_TEXT else rows.texts[name], repr(value)))
+        behind += len(rows)
+    return found
 
 
 def _cells(all_rows: list[Columns], key: str) -> list[str]:

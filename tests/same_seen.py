@@ -10,7 +10,6 @@ import seen_by_events
 
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.lanes import lanes
-from rltrace.analysis.seen.looked import Looked
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.seeing import see
 from rltrace.read.recording import Recording
@@ -30,8 +29,6 @@ def same_seen(recording: Recording) -> None:
 def _said(kept: Any) -> Any:
     if isinstance(kept, dict):
         return [(key, _said(value)) for key, value in kept.items()]
-    if isinstance(kept, Looked):  # what it reads is the same, however it was written
-        return kept.starts.tolist(), kept.ends.tolist(), repr(kept.said())
     if isinstance(kept, array):
         return kept.typecode, kept.tobytes()
     if isinstance(kept, np.ndarray):

@@ -11,7 +11,7 @@ import msgpack
 import recordings
 from hypothesis import strategies as st
 
-from rltrace.read.columns import ARGUMENTS
+from rltrace.read.columns import ARGUMENTS, NUMBERS
 from rltrace.read.recording import Process
 
 TYPES = [
@@ -38,7 +38,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
-keys = st.sampled_from([*ARGUMENTS, "x", "totals", "tags", "BAD"])
+keys = st.sampled_from([*ARGUMENTS, *NUMBERS, "x", "tags", "BAD"])
 args = st.none() | st.dictionaries(keys, values, max_size=4)
 names = st.sampled_from(NAMES)
 starts = st.sampled_from(range(1, 30))

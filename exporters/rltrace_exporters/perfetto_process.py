@@ -386,10 +386,10 @@ class ProcessWriter:
         if both began at once: the importer turns an arrow around if its receiver began before its sender did."""
         rows, first = chosen.columns, chosen.first
         found: dict[int, tuple[list[str], list[str]]] = {}
-        keys = rows.flows.keys() if len(rows.flows.row) else ()
-        for row, key, is_out in zip(*(column.tolist() for column in rows.flows[:3]), strict=True):
+        flows = rows.flows
+        for row, key, is_out in zip(flows.row.tolist(), flows.keys(flows.key), flows.is_out.tolist(), strict=True):
             if row >= first:
-                found.setdefault(row - first, ([], []))[0 if is_out else 1].append(keys[key])
+                found.setdefault(row - first, ([], []))[0 if is_out else 1].append(key)
         for name in (SERVER_REQUEST, REQUEST):
             number = self.name_numbers.get(name, -1)
             for row in np.flatnonzero(names == number).tolist():

@@ -39,12 +39,11 @@ def _asked(seen: Observations) -> Asked:
     way, of = joined(seen), trajectories(seen)
     engine_of_agent = at(way.engine_of, way.server_of)
     alone = np.flatnonzero(way.agent_of < 0)
-    only_engine = np.setdiff1d(np.arange(len(way.engines)), way.engine_of)
-    nobody, not_served = np.full(len(alone), -1), np.full(len(only_engine), -1)
+    nobody, not_served = np.full(len(alone), -1), np.full(len(way.only_engines), -1)
     parts = (
         _part(way, np.arange(len(way.agents)), way.server_of, engine_of_agent, of.of_agent_request),
         _part(way, nobody, alone, way.engine_of[alone], nobody),
-        _part(way, not_served, not_served, only_engine, of.of_engine_request[only_engine]),
+        _part(way, not_served, not_served, way.only_engines, of.of_engine_request[way.only_engines]),
     )
     return Asked(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 

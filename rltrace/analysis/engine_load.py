@@ -56,34 +56,30 @@ class EngineLoad:
         # Decimals, as the edges of slices are: each search would make decimals of all of them again.
         self._usage_ns, self._usage = (at_ns[order] - self._base_ns).astype(np.float64), usage[order]
 
-    def slices(self, start_ns: int, end_ns: int) -> list[LoadSlice]:
-        """Return the load in equal parts of a time."""
-        if end_ns <= start_ns:
-            return []
-        edges_ns = np.linspace(start_ns - self._base_ns, end_ns - self._base_ns, SLICES + 1)
+    def slices(self, starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> list[list[LoadSlice]]:
+        """Return the load in equal parts of some times; no part of a time that is empty."""
+        there = np.flatnonzero(ends_ns > starts_ns)
+        edges_ns = np.linspace(starts_ns[there] - self._base_ns, ends_ns[there] - self._base_ns, SLICES + 1, axis=1)
         queued, begun, ended = (passed.until(edges_ns) for passed in self._passed)
         lengths_ns = np.diff(edges_ns)
         waiting, running = (
-            (np.diff(requests) / lengths_ns).astype(np.float64) for requests in (queued - begun, begun - ended)
+            (np.diff(requests) / lengths_ns).astype(np.float64).tolist() for requests in (queued - begun, begun - ended)
         )
+        seconds = ((edges_ns[:, :-1] - edges_ns[:, :1]) / 1e9).tolist()
         places = np.searchsorted(self._usage_ns, edges_ns, side="right").tolist()
-        return [
-            LoadSlice(
-                seconds=seconds,
-                running=runs,
-                waiting=waits if self._says_waiting else None,
-                kv_cache_share=float(self._usage[first:behind].mean()) if behind > first else None,
-                most_kv_cache_share=float(self._usage[first:behind].max()) if behind > first else None,
-            )
-            for seconds, runs, waits, first, behind in zip(
-                ((edges_ns[:-1] - edges_ns[0]) / 1e9).tolist(),
-                running.tolist(),
-                waiting.tolist(),
-                places[:-1],
-                places[1:],
-                strict=True,
-            )
-        ]
+        found: list[list[LoadSlice]] = [[] for _ in starts_ns]
+        for place, *columns, edges in zip(there.tolist(), seconds, running, waiting, places, strict=True):
+            found[place] = [
+                LoadSlice(
+                    seconds=at,
+                    running=runs,
+                    waiting=waits if self._says_waiting else None,
+                    kv_cache_share=float(self._usage[first:behind].mean()) if behind > first else None,
+                    most_kv_cache_share=float(self._usage[first:behind].max()) if behind > first else None,
+                )
+                for at, runs, waits, first, behind in zip(*columns, edges[:-1], edges[1:], strict=True)
+            ]
+        return found
 
 
 class _Passed:

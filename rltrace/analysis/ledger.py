@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, ByName, Looks, Values, by_name, looks, together
+from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, ByName, Looks, Values, looks, together
 from rltrace.analysis.observations import Observations, once
 from rltrace.analysis.same_moment import NONE, Readings, Taken, are_stamped, same_moment
 from rltrace.analysis.seen.process import Seen
@@ -50,7 +50,7 @@ class Ledger:
         """Whether all samples of a moment hold there."""
         self.cost_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
         """How long the process that looked took for it."""
-        self.held_bytes: ByName = by_name([{}] * len(times_ns))
+        self.held_bytes: ByName = ByName.without_any(len(times_ns))
         """What a GPU's driver said of each process, by pid; nothing where nobody knows."""
         self.is_of_gpu = False
         """Whether a driver read the total; else the kernel did, and the host's memory is the device's."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import chain, count
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from rltrace.analysis.observations import once
 from rltrace.analysis.seen.looked import Looked
 from rltrace.analysis.seen.process import Seen
-from rltrace.read.columns import OPEN
+from rltrace.read.columns import NUMBERS, OPEN
 
 DRIVER_RESERVED = "driver.reserved"
 
@@ -40,6 +38,11 @@ class ByName(NamedTuple):
     places: Places
     """The place of its name, (N,)."""
     values: Values
+
+    @staticmethod
+    def without_any(many: int) -> ByName:
+        """Return so many looks that say nothing."""
+        return ByName(many, [], np.empty(0, np.intp), np.empty(0, np.intp), np.empty(0))
 
     def of(self, name: str) -> Values:
         """Return the numbers of a name, (many,); NaN where a look says none."""
@@ -75,15 +78,6 @@ class ByName(NamedTuple):
         place_of[chosen] = np.arange(len(chosen))
         is_one = place_of[self.looks] >= 0
         return ByName(len(chosen), self.names, place_of[self.looks[is_one]], self.places[is_one], self.values[is_one])
-
-
-def by_name(said: Sequence[dict[str, float]]) -> ByName:
-    """Return what each of some looks says of some names as columns."""
-    place_of = defaultdict[str, int](count().__next__)
-    looks = np.repeat(np.arange(len(said)), np.fromiter(map(len, said), np.intp, len(said)))
-    places = np.fromiter(map(place_of.__getitem__, chain.from_iterable(said)), np.intp, len(looks))
-    numbers = np.fromiter(chain.from_iterable(map(dict.values, said)), np.float64, len(looks))
-    return ByName(len(said), [*place_of], looks, places, numbers)
 
 
 def _joined(parts: Sequence[ByName]) -> ByName:
@@ -144,28 +138,44 @@ def looks(seen: Seen) -> Looks:
 
 def columns(looked: Looked) -> Looks:
     """Return the looks that are over, in the order in which they ended."""
-    starts_ns, ends_ns, all_said = looked.starts, looked.ends, looked.said()
+    starts_ns, ends_ns, many = looked.starts, looked.ends, np.array(looked.many)
     is_over = np.flatnonzero(ends_ns != OPEN)
     order = is_over[np.argsort(ends_ns[is_over], kind="stable")]
-    said = [all_said[place] for place in order.tolist()]
-    turns = np.empty(len(said), np.object_)
-    turns[:] = [*_kept_once([of_look.turn for of_look in said])]
+    place_of = np.full(len(many), -1, np.intp)
+    place_of[order] = np.arange(len(order))
+    look = np.repeat(place_of, many)
+    chosen = np.flatnonzero(look >= 0)
+    chosen = chosen[np.argsort(look[chosen], kind="stable")]
+    texts, turn_texts = [*looked.texts], np.array([*looked.turn_texts, None], np.object_)  # the last one is no text
+    look, of, names, values = (
+        look[chosen],
+        *(np.array(kept)[chosen] for kept in (looked.of, looked.names, looked.values)),
+    )
+
+    def named(key: str) -> ByName:
+        is_one = of == _OF[key]
+        return ByName(len(order), texts, look[is_one], names[is_one].astype(np.intp), values[is_one])
+
+    def number(key: str) -> Values:
+        found, is_one = np.full(len(order), np.nan), of == _OF[key]
+        found[look[is_one]] = values[is_one]
+        return found
+
     return Looks(
         starts_ns=starts_ns[order],
         ends_ns=ends_ns[order],
-        turns=turns,
-        totals=by_name([of_look.totals for of_look in said]),
-        held_bytes=by_name([of_look.held_bytes for of_look in said]),
-        cpu_ns=by_name([of_look.cpu_ns for of_look in said]),
-        free_bytes=_known([of_look.free_bytes for of_look in said]),
-        others_bytes=_known([of_look.others_bytes for of_look in said]),
-        age_ns=np.nan_to_num(_known([of_look.age_ns for of_look in said])),
-        unchanged_ns=_known([of_look.unchanged_ns for of_look in said]),
+        turns=turn_texts[np.array(looked.turns, np.intp)[order]],
+        totals=named("totals"),
+        held_bytes=named("held_bytes"),
+        cpu_ns=named("cpu_ns"),
+        free_bytes=number("free_bytes"),
+        others_bytes=number("others_bytes"),
+        age_ns=np.nan_to_num(number("age_ns")),
+        unchanged_ns=number("unchanged_ns"),
     )
 
 
-def _known(numbers: Sequence[float | None]) -> Values:
-    return np.array(numbers, np.float64)  # NaN for None
+_OF = {key: place for place, key in enumerate(NUMBERS)}
 
 
 def together(parts: Sequence[Looks]) -> Looks:
@@ -174,10 +184,3 @@ def together(parts: Sequence[Looks]) -> Looks:
     return Looks._make(
         _joined(column) if isinstance(column[0], ByName) else np.concatenate(column) for column in of_parts
     )
-
-
-def _kept_once(values: Sequence[object]) -> Iterator[str | None]:
-    """Yield the texts among some values, each of them kept once."""
-    kept: dict[str, str] = {}
-    for value in values:
-        yield kept.setdefault(value, value) if isinstance(value, str) else None

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.distributions import in_order, parts
 from rltrace.analysis.observations import Observations, once
-from rltrace.analysis.seen.rows import groups
 from rltrace.analysis.span_tables import Numbers, Places, SpanTable, around, at, last_begun, passed
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import AGENT_REQUEST, RAY_CALL, RAY_SUBMIT, REQUEST, SERVER_REQUEST
@@ -94,45 +94,77 @@ class Way:
         starts_ns = self.edges[0]
         return windows.places(starts_ns)
 
-    def part(self, chosen: NDArray[np.bool_] | Places) -> Way:
-        """Return the chosen requests, which are marked or named by their places."""
-        return Way(self.name, self.stages, [edge[chosen] for edge in self.edges], self.reason[chosen])
+    def figures(self, group: Places, many: int) -> list[Requests]:
+        """Return what the requests of each group took.
 
-    def figures(self) -> Requests:
-        """Return what they took."""
-        joined = self.reason < 0
+        Args:
+            group: The group of each request; -1 for one that is in none.
+            many: How many groups there are.
+        """
+        rows, of_row = in_order(group)
+        is_joined = self.reason[rows] < 0
+        joined, of_joined = rows[is_joined], of_row[is_joined]
         edges = [edge[joined] for edge in self.edges]
-        lengths_ns = np.array([edges[-1] - edges[0], *(end - start for start, end in pairwise(edges))])
-        figures = _stages(lengths_ns) if joined.any() else []
-        whole = figures[0] if figures else None
-        unjoined = np.bincount(self.reason[~joined], minlength=len(REASONS)).tolist()
-        return Requests(
-            name=self.name,
-            count=int(joined.sum()),
-            mean_seconds=whole.mean_seconds if whole else None,
-            median_seconds=whole.median_seconds if whole else None,
-            p95_seconds=whole.p95_seconds if whole else None,
-            stages=dict(zip(self.stages, figures[1:], strict=True)) if figures else {},
-            unjoined={reason: many for reason, many in zip(REASONS, unjoined, strict=True) if many},
-        )
+        whole_ns = edges[-1] - edges[0]
+        sums_ns = np.zeros(many, np.int64)
+        np.add.at(sums_ns, of_joined, whole_ns)
+        lengths_ns = (whole_ns, *(end - start for start, end in pairwise(edges)))
+        stages = [_stages(of_stage_ns, of_joined, sums_ns) for of_stage_ns in lengths_ns]
+        unjoined = np.zeros((many, len(REASONS)), np.int64)
+        np.add.at(unjoined, (of_row[~is_joined], self.reason[rows[~is_joined]]), 1)
+        counts = np.bincount(of_joined, minlength=many).tolist()
+        found = []
+        for count, whole, *of_stages, without in zip(counts, *stages, unjoined.tolist(), strict=True):
+            named = zip(self.stages, of_stages, strict=True)
+            one = Requests(
+                name=self.name,
+                count=count,
+                mean_seconds=whole.mean_seconds if whole else None,
+                median_seconds=whole.median_seconds if whole else None,
+                p95_seconds=whole.p95_seconds if whole else None,
+                stages={name: stage for name, stage in named if stage is not None},
+                unjoined={reason: times for reason, times in zip(REASONS, without, strict=True) if times},
+            )
+            found.append(one)
+        return found
 
 
-def _stages(lengths_ns: Numbers) -> list[RequestStage]:
-    """Return the figures of the whole way and of each stage, by their lengths: one row each, the whole way first."""
-    median, p95 = np.percentile(lengths_ns, (50, 95), axis=1) / 1e9
-    sums_ns = lengths_ns.sum(axis=1).astype(np.float64)
-    share = sums_ns / sums_ns[0] if sums_ns[0] else np.zeros(len(sums_ns))
-    columns = (lengths_ns.mean(axis=1) / 1e9, median, p95, share)
-    return [
-        RequestStage(mean_seconds=mean, median_seconds=median, p95_seconds=p95, share=share)
-        for mean, median, p95, share in zip(*(column.tolist() for column in columns), strict=True)
-    ]
+def _stages(lengths_ns: Numbers, group: Places, whole_ns: Numbers) -> list[RequestStage | None]:
+    """Return the figures of a stage in each group; None where no request was joined.
+
+    Args:
+        lengths_ns: How long each request was in it, (N,).
+        group: The group of each, those of the first group first, (N,).
+        whole_ns: How long the requests of each group took, added up.
+    """
+    ordered = parts(lengths_ns, group, len(whole_ns))
+    sums_ns = np.array([part.sum() for part in ordered.each()], np.float64)
+    of_all_ns = whole_ns[ordered.groups].astype(np.float64)
+    shares = np.where(of_all_ns != 0, sums_ns / np.where(of_all_ns != 0, of_all_ns, 1), 0)
+    median, p95 = (_between(*ordered.percentile(share)) / 1e9 for share in (0.5, 0.95))
+    found: list[RequestStage | None] = [None] * len(whole_ns)
+    columns = (ordered.groups, sums_ns / ordered.counts / 1e9, median, p95, shares)
+    for place, mean, middle, late, share in zip(*(column.tolist() for column in columns), strict=True):
+        found[place] = RequestStage(mean_seconds=mean, median_seconds=middle, p95_seconds=late, share=share)
+    return found
+
+
+def _between(low: Numbers, high: Numbers, away: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what is so far from one number to the other, from 0 to 1, rounded as `np.percentile` does."""
+    return np.where(away < 0.5, low + (high - low) * away, high - (high - low) * (1 - away))
 
 
 def steady_requests(found: Sequence[Way], windows: StepWindows) -> list[Requests]:
     """Return the requests of the steady steps, or of the run if these have none: one item per outermost span."""
-    steady = [way.part(np.isin(way.places(windows), windows.steady)) for way in found]
-    return [way.figures() for way in (steady if any(len(way.reason) for way in steady) else found) if len(way.reason)]
+    steady = [np.where(np.isin(way.places(windows), windows.steady), 0, -1) for way in found]
+    if not any((group == 0).any() for group in steady):
+        steady = [np.zeros(len(way.reason), np.intp) for way in found]
+    return [
+        figures
+        for way, group in zip(found, steady, strict=True)
+        if (group == 0).any()
+        for figures in way.figures(group, 1)
+    ]
 
 
 def requests_by_step(found: Sequence[Way], windows: StepWindows) -> list[StepRequests]:
@@ -140,10 +172,9 @@ def requests_by_step(found: Sequence[Way], windows: StepWindows) -> list[StepReq
     rows = []
     for way in found:
         places = way.places(windows)
-        for chosen in groups(places):
-            place = int(places[chosen[0]])
-            figures = msgspec.structs.asdict(way.part(chosen).figures())
-            rows.append((place, StepRequests(step=windows.numbers[place], **figures)))
+        figures = way.figures(places, len(windows.numbers))
+        for place in np.flatnonzero(np.bincount(places)).tolist():
+            rows.append((place, StepRequests(step=windows.numbers[place], **msgspec.structs.asdict(figures[place]))))
     return [row for _, row in sorted(rows, key=lambda item: item[0])]
 
 
@@ -181,6 +212,10 @@ class Joined:
         self.server_of = np.full(len(self.agents), -1)
         """By the agent's request: the server's; the last one, if it was sent several times."""
         self.server_of[self.agent_of[claimed]] = claimed
+        is_served = np.zeros(len(self.engines) + 1, np.bool_)
+        is_served[self.engine_of] = True  # the last one is that of no engine
+        self.only_engines = np.flatnonzero(~is_served[:-1])
+        """The engines' requests that no server took."""
 
     def ways(self) -> list[Way]:
         """Return the requests that agent loops sent, those that servers took besides, and those of engines alone."""
@@ -218,8 +253,7 @@ class Joined:
         return Way(SERVER_REQUEST, stages, edges, _first_of({}, reasons))
 
     def _of_engines(self) -> Way:
-        alone = np.setdiff1d(np.arange(len(self.engines)), self.engine_of)
-        stages, edges = self._in_engine(alone)
+        stages, edges = self._in_engine(self.only_engines)
         return Way(REQUEST, stages, edges, _first_of({}, {NOT_OVER: edges[-1] == OPEN}))
 
     def _inside(

@@ -7,7 +7,6 @@ counts. Those of a validation are counted and left out.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -16,11 +15,12 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from rltrace.analysis.asked import Asked, asked
+from rltrace.analysis.distributions import Distribution, distributions, in_order, mean, most, sums
 from rltrace.analysis.engine_load import EngineLoad, LoadSlice
 from rltrace.analysis.engine_requests import (
     LEAST_REQUESTS,
-    Balance,
     EngineRequests,
+    Tail,
     balanced,
     engine_requests,
     surplus_of,
@@ -51,23 +51,6 @@ NAMES = {
 """What each distribution is called, in the order in which they are shown."""
 SECONDS = frozenset({TRAJECTORY_SECONDS, TOOL_SECONDS, REQUEST_SECONDS, QUEUE_SECONDS, FIRST_TOKEN_SECONDS})
 """Those that are lengths."""
-
-
-class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """How some values are spread. Percentiles between two values are interpolated between them."""
-
-    count: int
-    """So many values; where nobody said a value, it is not among them."""
-    mean: float
-    """Their mean."""
-    p50: float
-    """Half of the values are no more than this."""
-    p95: float
-    """95 % likewise."""
-    p99: float
-    """99 % likewise."""
-    maximum: float
-    """The largest."""
 
 
 class RolloutTail(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,23 +230,20 @@ def rollouts(seen: Observations, windows: StepWindows) -> Rollouts:
     if not (len(asked(seen).starts) or len(trajectories(seen))):
         return Rollouts(None, [])
     found = _Found(seen, windows)
-    load = EngineLoad(seen)
+    of_steps = found.figures([[place] for place in found.having])
+    loads = EngineLoad(seen).slices(*(at_ns[found.having] for at_ns in found.reaches_ns))
     by_step = [
-        StepRollout(
-            step=windows.numbers[place],
-            load=load.slices(*found.reaches_ns[place]),
-            **asdict(found.figures([place])),
-        )
-        for place in found.having
+        StepRollout(step=windows.numbers[place], load=load, **asdict(of_step))
+        for place, load, of_step in zip(found.having, loads, of_steps, strict=True)
     ]
-    there = {*found.having}
-    having = [place for place in windows.steady if place in there and found.has_any(place)]
-    chosen = having or [place for place in found.having if found.has_any(place)]
+    having = [place for place in windows.steady if found.has_any[place]]
+    chosen = having or [place for place in found.having if found.has_any[place]]
+    (of_chosen,) = found.figures([chosen])
     steady = SteadyRollout(
         steps=_numbers(windows, having),
-        steps_without=_numbers(windows, [place for place in windows.steady if not found.has_any(place)]),
+        steps_without=_numbers(windows, [place for place in windows.steady if not found.has_any[place]]),
         engines=found.shares(chosen),
-        **asdict(found.figures(chosen)),
+        **asdict(of_chosen),
     )
     return Rollouts(steady, by_step)
 
@@ -277,19 +257,6 @@ def _numbers(windows: StepWindows, places: list[int]) -> list[int]:
 Places = NDArray[np.intp]
 _NEVER_NS = np.iinfo(np.int64).max
 """Later than any time."""
-
-
-class _ByStep:
-    """Rows in the order of their steps."""
-
-    def __init__(self, step: Places, steps: int) -> None:
-        self._order = np.argsort(step, kind="stable")
-        self._edges = np.searchsorted(step[self._order], np.arange(steps + 1))
-
-    def of(self, steps: list[int]) -> Places:
-        """Return the rows of some steps."""
-        parts = [self._order[self._edges[step] : self._edges[step + 1]] for step in steps]
-        return np.concatenate([np.empty(0, np.intp), *parts])
 
 
 class _EngineSteps(NamedTuple):
@@ -318,7 +285,6 @@ class _Found:
 
     def __init__(self, seen: Observations, windows: StepWindows) -> None:
         self._windows = windows
-        many = len(windows.numbers)
         self._trajectories = trajectories(seen)
         requests = asked(seen)
         is_validating = np.append(self._trajectories.are_validating, False)[requests.trajectory]
@@ -326,32 +292,29 @@ class _Found:
         self._starts_ns = np.sort(requests.starts)
         self._requests: Asked = requests.part(~is_validating)
         self._step_of_request = windows.places(self._requests.starts)
-        self._by_request = _ByStep(self._step_of_request, many)
-        self._by_trajectory = _ByStep(windows.places(self._trajectories.table.starts), many)
-        self._by_call = _ByStep(windows.places(self._trajectories.calls.starts), many)
+        self._step_of_trajectory = windows.places(self._trajectories.table.starts)
+        self._step_of_call = windows.places(self._trajectories.calls.starts)
         self._in_engines = engine_requests(seen, _reaching(windows, seen))
-        self._of_step = list(self._in_engines.by_step(many))
-        self._balance = balanced(self._in_engines, many) if len(self._in_engines.step) else None
+        many = len(windows.numbers)
+        self._is_in_engines = np.bincount(self._in_engines.step, minlength=many) > 0
+        """In which steps any engine recorded its requests."""
+        self._balance = balanced(self._in_engines, many) if self._is_in_engines.any() else None
         self._engine_steps = _engine_steps(seen, self._in_engines)
-        self._by_engine_step = _ByStep(windows.places(self._engine_steps.starts), many)
+        self._step_of_engine_step = windows.places(self._engine_steps.starts)
         self._turns = self._trajectories.turns_of_each()
         self._tool_ns, self._tokens = _of_each(self._trajectories, requests)
-
-    @functools.cached_property
-    def having(self) -> list[int]:
+        begun = np.concatenate([self._step_of_request, self._step_of_trajectory])
+        self.has_any: list[bool] = (np.bincount(begun, minlength=many) > 0).tolist()
+        """Whether a trajectory or a request began in each step."""
+        self.having = [place for place in range(many) if place > 0 or self.has_any[0]]
         """Places of all steps, and of the time outside of them if anything began there."""
-        return [place for place in range(len(self._windows.numbers)) if place > 0 or self.has_any(0)]
-
-    def has_any(self, place: int) -> bool:
-        """Return whether a trajectory or a request began in a step."""
-        return bool(len(self._by_request.of([place])) or len(self._by_trajectory.of([place])))
 
     @functools.cached_property
-    def reaches_ns(self) -> list[tuple[int, int]]:
+    def reaches_ns(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """When the first trajectory or request of each step began, and when the last one of them ended; of those that
         are over."""
         requests, of, counted = self._requests, self._trajectories.table, ~self._trajectories.are_validating
-        step = np.concatenate([self._step_of_request, self._windows.places(of.starts[counted])])
+        step = np.concatenate([self._step_of_request, self._step_of_trajectory[counted]])
         starts = np.concatenate([requests.starts, of.starts[counted]])
         ends = np.concatenate([requests.ends, of.ends[counted]])
         is_over = ends != OPEN
@@ -359,113 +322,141 @@ class _Found:
         np.minimum.at(first, step[is_over], starts[is_over])
         np.maximum.at(last, step[is_over], ends[is_over])
         has_any = first < _NEVER_NS
-        return [*zip(np.where(has_any, first, 0).tolist(), np.where(has_any, last, 0).tolist(), strict=True)]
+        return np.where(has_any, first, 0), np.where(has_any, last, 0)
 
-    def _counted(self, places: Places) -> Places:
-        """Return the trajectories among some that are of no validation."""
-        chosen: Places = places[~self._trajectories.are_validating[places]]
-        return chosen
-
-    def figures(self, steps: list[int]) -> Rollout:
-        """Return the rollouts of some steps together."""
-        chosen = self._by_request.of(steps)
+    def figures(self, groups: list[list[int]]) -> list[Rollout]:
+        """Return the rollouts of the steps of each group together; no two groups share a step."""
+        many = len(groups)
+        group_of = np.full(len(self._windows.numbers), -1, np.intp)
+        group_of[[step for steps in groups for step in steps]] = np.repeat(np.arange(many), [*map(len, groups)])
+        chosen, group = in_order(group_of[self._step_of_request])
         requests, step = self._requests.part(chosen), self._step_of_request[chosen]
-        begun = self._by_trajectory.of(steps)
-        of, counted = self._trajectories, self._counted(begun)
-        over = counted[of.are_over[counted]]
-        reaches_ns = [self.reaches_ns[place] for place in steps]
-        lengths = [(end_ns - start_ns) / 1e9 for start_ns, end_ns in reaches_ns if end_ns > start_ns]
-        found, unknown = _distributions(requests)
-        more, missing = self._of_trajectories(over)
-        tail, no_tail = self._tail(steps)
-        last_of = self._windows.windows[:, 1]
-        is_marked = step > 0
-        return Rollout(
-            seconds=float(np.mean(lengths)) if lengths else None,
-            trajectories=len(counted),
-            trajectories_not_over=len(counted) - len(over),
-            validating=len(begun) - len(counted),
-            requests=len(requests.starts),
-            requests_not_over=int((requests.ends == OPEN).sum()),
-            requests_ended_later=int(((requests.ends > last_of[step]) & is_marked).sum()),
-            requests_carried_over=sum(map(self._in_flight, (place for place in steps if place > 0))),
-            distributions=more | found,
-            unknown=missing | unknown | no_tail,
-            tail=tail,
-            balance=self._balance_of(steps),
-            prompts=self._prompts(requests, over),
-            tools=list(self._tools(self._by_call.of(steps))),
-            engine=self._engine(requests, self._by_engine_step.of(steps)),
-        )
+        is_open = requests.ends == OPEN
+        is_later = (requests.ends > self._windows.windows[step, 1]) & (step > 0)
+        begun, of_begun = in_order(group_of[self._step_of_trajectory])
+        is_counted = ~self._trajectories.are_validating[begun]
+        is_over = is_counted & self._trajectories.are_over[begun]
+        over, of_over = begun[is_over], of_begun[is_over]
 
-    def _in_flight(self, place: int) -> int:
-        """Return how many requests were in flight when a step began."""
-        begin_ns = self._windows.windows[place, 0]
-        begun = int(np.searchsorted(self._starts_ns, begin_ns, side="left"))
-        return begun - int(np.searchsorted(self._ends_ns, begin_ns, side="right"))
+        def count(of: Places) -> list[int]:
+            counts: list[int] = np.bincount(of, minlength=many).tolist()
+            return counts
 
-    def _of_trajectories(self, over: Places) -> tuple[dict[str, Distribution], dict[str, str]]:
+        more, missing = self._of_trajectories(over, of_over, many)
+        found = _of_requests(requests.part(~is_open), group[~is_open], many)
+        tails = [*map(self._tail, groups)]
+        columns = {
+            "seconds": [*map(self._seconds, groups)],
+            "trajectories": count(of_begun[is_counted]),
+            "trajectories_not_over": count(of_begun[is_counted & ~is_over]),
+            "validating": count(of_begun[~is_counted]),
+            "requests": count(group),
+            "requests_not_over": count(group[is_open]),
+            "requests_ended_later": count(group[is_later]),
+            "requests_carried_over": self._carried_over(group_of, many),
+            "distributions": [one | other for one, (other, _) in zip(more, found, strict=True)],
+            "unknown": [missing | one | other for (_, one), (_, other) in zip(found, tails, strict=True)],
+            "tail": [tail for tail, _ in tails],
+            "balance": self._balances(groups),
+            "prompts": self._prompts(requests, group, over, of_over, many),
+            "tools": self._tools(group_of, many),
+            "engine": self._engines(requests, group, group_of, many),
+        }
+        return [Rollout(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+
+    def _seconds(self, steps: list[int]) -> float | None:
+        first_ns, last_ns = (at_ns[steps] for at_ns in self.reaches_ns)
+        lengths = (last_ns - first_ns)[last_ns > first_ns] / 1e9
+        return mean(lengths) if len(lengths) else None
+
+    def _carried_over(self, group_of: Places, many: int) -> list[int]:
+        """Return how many requests were in flight when the steps of each group began, added up."""
+        begin_ns = self._windows.windows[:, 0]
+        begun, ended = self._starts_ns.searchsorted(begin_ns), self._ends_ns.searchsorted(begin_ns, side="right")
+        steps = np.flatnonzero(group_of[1:] >= 0) + 1
+        return sums((begun - ended)[steps], group_of[steps], many)
+
+    def _of_trajectories(
+        self, over: Places, group: Places, many: int
+    ) -> tuple[list[dict[str, Distribution]], dict[str, str]]:
+        """Return the distributions of each group's trajectories, and why some are not known."""
         of = self._trajectories
         if not len(of):
             reason = "no trajectory was recorded"
-            return {}, dict.fromkeys((TRAJECTORY_SECONDS, TRAJECTORY_TOKENS, TURNS, TOOL_SECONDS), reason)
-        columns: dict[str, NDArray[np.float64]] = {
-            TRAJECTORY_SECONDS: (of.table.ends[over] - of.table.starts[over]) / 1e9,
-        }
+            return [{}] * many, dict.fromkeys((TRAJECTORY_SECONDS, TRAJECTORY_TOKENS, TURNS, TOOL_SECONDS), reason)
+        every = np.ones(len(over), np.bool_)
+        columns = {TRAJECTORY_SECONDS: ((of.table.ends[over] - of.table.starts[over]) / 1e9, every)}
         unknown = {}
         if of.turn is None:
             unknown[TURNS] = "no turn of a trajectory was recorded"
         else:
-            columns[TURNS] = self._turns[over].astype(np.float64)
+            columns[TURNS] = self._turns[over].astype(np.float64), every
         if (self._tokens >= 0).any():
-            known = over[self._tokens[over] >= 0]
-            columns[TRAJECTORY_TOKENS] = self._tokens[known].astype(np.float64)
+            columns[TRAJECTORY_TOKENS] = self._tokens[over].astype(np.float64), self._tokens[over] >= 0
         else:
             unknown[TRAJECTORY_TOKENS] = "no request of a trajectory says its tokens"
         if (of.calls.trajectory >= 0).any():
-            columns[TOOL_SECONDS] = self._tool_ns[over] / 1e9
+            columns[TOOL_SECONDS] = self._tool_ns[over] / 1e9, every
         else:
             unknown[TOOL_SECONDS] = "no call of a tool was recorded in a trajectory"
-        return {name: _distribution(values) for name, values in columns.items() if len(values)}, unknown
+        return _by_name(columns, group, many), unknown
+
+    @functools.cached_property
+    def _tails(self) -> list[tuple[str, list[Tail | None]]]:
+        """The tail of each step, of either kind; None where an engine has too few requests."""
+        parts = [*self._in_engines.by_step(len(self._windows.numbers))]
+        return [
+            (of, [tail_of(part, of_all_engines=of_all) if len(part.step) else None for part in parts])
+            for of, of_all in (("last engine", False), ("all engines", True))
+        ]
 
     def _tail(self, steps: list[int]) -> tuple[RolloutTail | None, dict[str, str]]:
         """Return the mean tail of some steps, of those that have enough requests; the same kind in each of them."""
-        parts = [part for step in steps if len((part := self._of_step[step]).step)]
-        if not parts:
+        having = [step for step in steps if self._is_in_engines[step]]
+        if not having:
             return None, {"tail": "no engine recorded its requests"}
-        for of, of_all in (("last engine", False), ("all engines", True)):
-            tails = [tail for part in parts if (tail := tail_of(part, of_all_engines=of_all)) is not None]
-            if len(tails) == len(parts):
-                seconds = float(np.mean([tail.seconds for tail in tails]))
-                whole = float(np.mean([tail.rollout_seconds for tail in tails]))
+        for of, of_step in self._tails:
+            tails = [tail for step in having if (tail := of_step[step]) is not None]
+            if len(tails) == len(having):
+                seconds = mean(np.array([tail.seconds for tail in tails]))
+                whole = mean(np.array([tail.rollout_seconds for tail in tails]))
                 return RolloutTail(seconds=seconds, without_seconds=whole - seconds, of=of), {}
         return None, {
             "tail": f"a step has fewer requests than the {LEAST_REQUESTS} that it takes to have a slowest 5 %"
         }
 
-    def _balance_of(self, steps: list[int]) -> EngineBalance | None:
-        chosen = [step for step in steps if len(self._of_step[step].step)]
-        if self._balance is None or not chosen:
-            return None
-        work, seconds = self._balance.work[chosen], self._balance.seconds[chosen]
-        last = np.bincount(seconds.argmax(axis=1), minlength=seconds.shape[1])
-        busy = np.where(work > 0, seconds, np.inf)
-        part = Balance(work, self._balance.unit, seconds)
-        return EngineBalance(
-            engines=len(self._in_engines.engines),
-            unit=self._balance.unit,
-            least=float(work.min(axis=1).mean()),
-            mean=float(work.mean()),
-            most=float(work.max(axis=1).mean()),
-            most_over_mean=1 + float(surplus_of(part).mean()),
-            first_done_seconds=float(busy.min(axis=1).mean()),
-            last_done_seconds=float(seconds.max(axis=1).mean()),
-            last_engine=self._in_engines.engines[int(last.argmax())].name,
-        )
+    def _balances(self, groups: list[list[int]]) -> list[EngineBalance | None]:
+        """Return how evenly the engines share the rollouts of each group."""
+        if self._balance is None:
+            return [None] * len(groups)
+        work, seconds = self._balance.work, self._balance.seconds
+        first_done = np.where(work > 0, seconds, np.inf).min(axis=1)
+        columns = (work.min(axis=1), work.max(axis=1), surplus_of(self._balance), first_done, seconds.max(axis=1))
+        last = seconds.argmax(axis=1)
+        found: list[EngineBalance | None] = []
+        for steps in groups:
+            chosen = [step for step in steps if self._is_in_engines[step]]
+            if not chosen:
+                found.append(None)
+                continue
+            least, fullest, surplus, first_seconds, last_seconds = (mean(column[chosen]) for column in columns)
+            balance = EngineBalance(
+                engines=len(self._in_engines.engines),
+                unit=self._balance.unit,
+                least=least,
+                mean=mean(work[chosen].ravel()),
+                most=fullest,
+                most_over_mean=1 + surplus,
+                first_done_seconds=first_seconds,
+                last_done_seconds=last_seconds,
+                last_engine=self._in_engines.engines[int(np.bincount(last[chosen]).argmax())].name,
+            )
+            found.append(balance)
+        return found
 
     def shares(self, steps: list[int]) -> list[EngineShare]:
         """Return what each engine did in some steps."""
-        chosen = [step for step in steps if len(self._of_step[step].step)]
+        chosen = [step for step in steps if self._is_in_engines[step]]
         if self._balance is None or not chosen:
             return []
         seconds = self._balance.seconds[chosen]
@@ -473,7 +464,7 @@ class _Found:
         rows = np.isin(self._in_engines.step, chosen)
         many = np.bincount(self._in_engines.engine[rows], minlength=seconds.shape[1])
         work = self._balance.work[chosen].sum(axis=0)
-        own = self._engine_steps.part(self._by_engine_step.of(steps))
+        own = self._engine_steps.part(np.flatnonzero(np.isin(self._step_of_engine_step, steps)))
         has_tokens = self._balance.unit == TOKENS
         return [
             EngineShare(
@@ -488,49 +479,75 @@ class _Found:
             for place, lane in enumerate(self._in_engines.engines)
         ]
 
-    def _prompts(self, requests: Asked, over: Places) -> PromptGroups | None:
-        """Return the groups of trajectories; where these do not say their prompts, those of requests."""
+    def _prompts(
+        self, requests: Asked, group: Places, over: Places, of_over: Places, many: int
+    ) -> list[PromptGroups | None]:
+        """Return each group's prompts: of its trajectories; where these do not say their prompts, of its requests."""
         of = self._trajectories
-        known = over[of.prompts[over] != 0]
-        if len(known):
-            return _groups(of.prompts[known], of.table.starts[known], of.table.ends[known])
+        says = of.prompts[over] != 0
+        known = over[says]
+        of_trajectories = _prompts(of.prompts[known], of.table.starts[known], of.table.ends[known], of_over[says], many)
         is_own = (requests.prompts != 0) & (requests.ends != OPEN)
-        if not is_own.any():
-            return None
-        return _groups(requests.prompts[is_own], requests.starts[is_own], requests.ends[is_own])
+        own = requests.part(is_own)
+        of_requests = _prompts(own.prompts, own.starts, own.ends, group[is_own], many)
+        return [other if one is None else one for one, other in zip(of_trajectories, of_requests, strict=True)]
 
-    def _tools(self, places: Places) -> Iterator[ToolFigures]:
-        calls = self._trajectories.calls
-        is_trained = ~np.append(self._trajectories.are_validating, False)[calls.trajectory[places]]
-        places = places[is_trained]
-        for tool in np.unique(calls.tool[places]).tolist():
-            own = places[calls.tool[places] == tool]
-            over = own[calls.ends[own] != OPEN]
-            lengths = (calls.ends[over] - calls.starts[over]) / 1e9
-            yield ToolFigures(
-                name=self._trajectories.tools[tool],
-                calls=len(own),
-                not_over=len(own) - len(over),
-                outside=int((calls.trajectory[own] < 0).sum()),
-                seconds=_distribution(lengths) if len(lengths) else None,
+    def _tools(self, group_of: Places, many: int) -> list[list[ToolFigures]]:
+        """Return the calls of each group's tools."""
+        calls, tools = self._trajectories.calls, self._trajectories.tools
+        is_trained = ~np.append(self._trajectories.are_validating, False)[calls.trajectory]
+        cell_of = group_of[self._step_of_call] * len(tools) + calls.tool
+        places, cell = in_order(np.where(is_trained & (group_of[self._step_of_call] >= 0), cell_of, -1))
+        is_open = calls.ends[places] == OPEN
+        over = places[~is_open]
+        cells = many * len(tools)
+        lengths = distributions((calls.ends[over] - calls.starts[over]) / 1e9, cell[~is_open], cells)
+        kinds = (cell, cell[is_open], cell[calls.trajectory[places] < 0])
+        counts, not_over, outside = (np.bincount(kind, minlength=cells).tolist() for kind in kinds)
+        found: list[list[ToolFigures]] = [[] for _ in range(many)]
+        for at in np.flatnonzero(counts).tolist():
+            found[at // len(tools)].append(
+                ToolFigures(
+                    name=tools[at % len(tools)],
+                    calls=counts[at],
+                    not_over=not_over[at],
+                    outside=outside[at],
+                    seconds=lengths[at],
+                )
             )
+        return found
 
-    def _engine(self, requests: Asked, places: Places) -> EngineFigures | None:
-        if not len(places) and not (requests.engine_starts >= 0).any():
-            return None
-        own = self._engine_steps.part(places)
+    def _engines(self, requests: Asked, group: Places, group_of: Places, many: int) -> list[EngineFigures | None]:
+        """Return what the engines say of each group's steps and requests."""
+        rows, of_row = in_order(group_of[self._step_of_engine_step])
+        own = self._engine_steps.part(rows)
         says = (requests.cached_tokens >= 0) & (requests.prompt_tokens >= 0)
-        cached, asked_for = int(requests.cached_tokens[says].sum()), int(requests.prompt_tokens[says].sum())
-        return EngineFigures(
-            preempted=int(own.preempted.sum()),
-            cached_tokens=cached if says.any() else None,
-            cached_share=cached / asked_for if asked_for else None,
-            drafted_tokens=int(own.drafted.sum()),
-            accepted_tokens=int(own.accepted.sum()),
-            most_running=_most(own.running),
-            most_waiting=_most(own.waiting),
-            most_kv_cache_share=_most_usage(own.kv_usage),
+        is_known = np.bincount(np.concatenate([of_row, group[requests.engine_starts >= 0]]), minlength=many) > 0
+        columns = (
+            is_known.tolist(),
+            np.bincount(group[says], minlength=many).tolist(),
+            sums(requests.cached_tokens[says], group[says], many),
+            sums(requests.prompt_tokens[says], group[says], many),
+            *(sums(column, of_row, many) for column in (own.preempted, own.drafted, own.accepted)),
+            *(most(column, of_row, many) for column in (own.running, own.waiting, own.kv_usage)),
         )
+        return [
+            EngineFigures(
+                preempted=preempted,
+                cached_tokens=cached if saying else None,
+                cached_share=cached / asked_for if asked_for else None,
+                drafted_tokens=drafted,
+                accepted_tokens=accepted,
+                most_running=running,
+                most_waiting=waiting,
+                most_kv_cache_share=usage,
+            )
+            if known
+            else None
+            for known, saying, cached, asked_for, preempted, drafted, accepted, running, waiting, usage in zip(
+                *columns, strict=True
+            )
+        ]
 
 
 def _reaching(windows: StepWindows, seen: Observations) -> NDArray[np.int64]:
@@ -581,71 +598,89 @@ def _of_each(of: Trajectories, requests: Asked) -> tuple[NDArray[np.int64], NDAr
 # ---- values -----------------------------------------------------------------------------------------------------
 
 
-def _distribution(values: NDArray[np.float64]) -> Distribution:
-    ordered = np.sort(values)
-    p50, p95, p99 = (_percentile(ordered, share) for share in (0.5, 0.95, 0.99))
-    return Distribution(
-        count=len(ordered), mean=float(ordered.mean()), p50=p50, p95=p95, p99=p99, maximum=ordered.item(-1)
-    )
+_Column = tuple[NDArray[np.float64], NDArray[np.bool_]]
+"""Some values, and which of them are known."""
 
 
-def _percentile(ordered: NDArray[np.float64], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    low, high = ordered.item(below), ordered.item(min(below + 1, len(ordered) - 1))
-    return low + (high - low) * (place - below)
+def _by_name(columns: dict[str, _Column], group: Places, many: int) -> list[dict[str, Distribution]]:
+    """Return for each group the distributions of what is known there."""
+    found: list[dict[str, Distribution]] = [{} for _ in range(many)]
+    for name, (values, is_known) in columns.items():
+        for of_group, one in zip(found, distributions(values[is_known], group[is_known], many), strict=True):
+            if one is not None:
+                of_group[name] = one
+    return found
 
 
-def _distributions(requests: Asked) -> tuple[dict[str, Distribution], dict[str, str]]:
-    """Return the distributions of requests, and why some are not known; requests that are not over are in none."""
-    over = requests.part(requests.ends != OPEN)
-    if not len(over.starts):
-        return {}, {}
+def _of_requests(over: Asked, group: Places, many: int) -> list[tuple[dict[str, Distribution], dict[str, str]]]:
+    """Return for each group the distributions of requests that are over, and why some are not known."""
     in_engine_ns = over.engine_ends - over.engine_starts
     decode_ns = np.where(over.first_token_ns >= 0, in_engine_ns - over.first_token_ns, -1)
     decodes = (over.tokens > 1) & (decode_ns > 0)
     columns = {
-        REQUEST_SECONDS: (over.ends - over.starts) / 1e9,
-        QUEUE_SECONDS: over.queued_ns[over.queued_ns >= 0] / 1e9,
-        FIRST_TOKEN_SECONDS: over.first_token_ns[over.first_token_ns >= 0] / 1e9,
-        TOKENS_PER_SECOND: (over.tokens[decodes] - 1) / decode_ns[decodes] * 1e9,
-        PROMPT_TOKENS: over.prompt_tokens[over.prompt_tokens >= 0].astype(np.float64),
-        TOKENS: over.tokens[over.tokens >= 0].astype(np.float64),
+        REQUEST_SECONDS: ((over.ends - over.starts) / 1e9, np.ones(len(over.starts), np.bool_)),
+        QUEUE_SECONDS: (over.queued_ns / 1e9, over.queued_ns >= 0),
+        FIRST_TOKEN_SECONDS: (over.first_token_ns / 1e9, over.first_token_ns >= 0),
+        TOKENS_PER_SECOND: ((over.tokens - 1) / np.where(decodes, decode_ns, 1) * 1e9, decodes),
+        PROMPT_TOKENS: (over.prompt_tokens.astype(np.float64), over.prompt_tokens >= 0),
+        TOKENS: (over.tokens.astype(np.float64), over.tokens >= 0),
     }
-    unknown = {name: _reason(name, len(values), over) for name, values in columns.items()}
-    return (
-        {name: _distribution(values) for name, values in columns.items() if len(values)},
-        {name: reason for name, reason in unknown.items() if reason},
-    )
+    found = _by_name(columns, group, many)
+    # A request of one token has no speed.
+    kinds = (np.ones(len(group), np.bool_), over.engine_starts >= 0, (over.tokens > 1) | (over.tokens < 0))
+    counts = (np.bincount(group[kind], minlength=many).tolist() for kind in kinds)
+    return [
+        (of_group, _unknown(of_group, requests, in_engines, speeding) if requests else {})
+        for of_group, requests, in_engines, speeding in zip(found, *counts, strict=True)
+    ]
 
 
-def _reason(name: str, known: int, over: Asked) -> str:
-    """Return why values are missing; nothing if none is. A request of one token has no speed."""
-    wanted = int(((over.tokens > 1) | (over.tokens < 0)).sum()) if name == TOKENS_PER_SECOND else len(over.starts)
-    if known >= wanted:
-        return ""
-    if known:
-        return f"{wanted - known:,} of {wanted:,} requests do not say"
-    return "no engine recorded its requests" if not (over.engine_starts >= 0).any() else "no engine said so"
+def _unknown(found: dict[str, Distribution], requests: int, in_engines: int, speeding: int) -> dict[str, str]:
+    """Return why values of some requests are missing; nothing if none is.
+
+    Args:
+        found: Their distributions.
+        requests: How many they are.
+        in_engines: How many of them an engine recorded.
+        speeding: How many have a speed, or may have one.
+    """
+    unknown = {}
+    for name in (REQUEST_SECONDS, QUEUE_SECONDS, FIRST_TOKEN_SECONDS, TOKENS_PER_SECOND, PROMPT_TOKENS, TOKENS):
+        wanted = speeding if name == TOKENS_PER_SECOND else requests
+        known = found[name].count if name in found else 0
+        if known >= wanted:
+            continue
+        if known:
+            unknown[name] = f"{wanted - known:,} of {wanted:,} requests do not say"
+        else:
+            unknown[name] = "no engine said so" if in_engines else "no engine recorded its requests"
+    return unknown
 
 
-def _groups(prompts: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> PromptGroups:
-    order = np.argsort(prompts, kind="stable")
-    first = np.flatnonzero(np.append(True, np.diff(prompts[order]) != 0))
-    sizes = np.diff(np.append(first, len(order)))
-    begun = np.minimum.reduceat(starts[order], first)
-    first_end, last_end = (reduce.reduceat(ends[order], first) for reduce in (np.minimum, np.maximum))
-    return PromptGroups(
-        prompts=len(first),
-        least_samples=int(sizes.min()),
-        most_samples=int(sizes.max()),
-        seconds=_distribution((last_end - begun) / 1e9),
-        waiting_seconds=_distribution((last_end - first_end) / 1e9),
-    )
-
-
-def _most(values: NDArray[np.int64]) -> int | None:
-    return int(values.max()) if len(values) and values.max() >= 0 else None
+def _prompts(
+    prompts: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64], group: Places, many: int
+) -> list[PromptGroups | None]:
+    """Return the prompts of each group's samples, each of which has its prompt and its group; None without any."""
+    order = np.lexsort((prompts, group))
+    prompts, starts, ends, group = (column[order] for column in (prompts, starts, ends, group))
+    is_next = (prompts[1:] != prompts[:-1]) | (group[1:] != group[:-1])
+    first = np.flatnonzero(np.append(len(order) > 0, is_next))
+    of_prompt, sizes = group[first], np.diff(first, append=len(order))
+    begun, first_end = np.minimum.reduceat(starts, first), np.minimum.reduceat(ends, first)
+    last_end = np.maximum.reduceat(ends, first)
+    seconds = distributions((last_end - begun) / 1e9, of_prompt, many)
+    waiting = distributions((last_end - first_end) / 1e9, of_prompt, many)
+    least, fullest = np.full(many, len(order)), np.zeros(many, np.intp)
+    np.minimum.at(least, of_prompt, sizes)
+    np.maximum.at(fullest, of_prompt, sizes)
+    return [
+        None
+        if of_group is None or waits is None
+        else PromptGroups(
+            prompts=of_group.count, least_samples=few, most_samples=most_, seconds=of_group, waiting_seconds=waits
+        )
+        for of_group, waits, few, most_ in zip(seconds, waiting, least.tolist(), fullest.tolist(), strict=True)
+    ]
 
 
 def _most_usage(values: NDArray[np.float64]) -> float | None:

@@ -335,14 +335,17 @@ def _of_sleep(sleep: Transaction, known: dict[str, int], copy_bytes: int, slack_
     if asleep and (moved < SMALL_BYTES or remaining >= SMALL_BYTES):
         names = ", ".join(asleep)
         return "partly awake", f"{names} slept already, and the call did nothing: {_in_mib(remaining)} are still awake"
-    held = ", ".join(f"{owner} {_in_mib(size)}" for owner, size in left.items() if size)
     if expected >= SMALL_BYTES and remaining >= expected // 2:
-        return "freed nothing", f"{_in_mib(remaining)} of {_in_mib(expected)} are still there: {held}"
+        return "freed nothing", f"{_in_mib(remaining)} of {_in_mib(expected)} are still there: {_listed(left)}"
     if short := _of_shortfall(sleep, slack_bytes):
         return short
     if asleep:
         return "partly awake", f"{', '.join(asleep)} slept already; the rest was freed"
-    return ("left bytes behind", held) if remaining >= SMALL_BYTES else ("ok", "")
+    return ("left bytes behind", _listed(left)) if remaining >= SMALL_BYTES else ("ok", "")
+
+
+def _listed(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{owner} {_in_mib(size)}" for owner, size in sizes.items() if size)
 
 
 def _of_shortfall(sleep: Transaction, slack_bytes: int | None) -> tuple[str, str] | None:
@@ -352,12 +355,14 @@ def _of_shortfall(sleep: Transaction, slack_bytes: int | None) -> tuple[str, str
     )
     if sleep.changed_bytes is None or must_fall < SMALL_BYTES:
         return None
-    reason = f"{_in_mib(must_fall)} were unmapped, but the device's total fell by only {_in_mib(sleep.changed_bytes)}"
     if sleep.changed_bytes < must_fall // 2:
-        return "freed nothing", reason
-    if slack_bytes is not None and must_fall - sleep.changed_bytes > slack_bytes:
-        return "freed less than it said", reason
-    return None
+        verdict = "freed nothing"
+    elif slack_bytes is not None and must_fall - sleep.changed_bytes > slack_bytes:
+        verdict = "freed less than it said"
+    else:
+        return None
+    fell = _in_mib(sleep.changed_bytes)
+    return verdict, f"{_in_mib(must_fall)} were unmapped, but the device's total fell by only {fell}"
 
 
 def _failure(outer: Span, inner: list[Span]) -> str | None:

@@ -249,7 +249,8 @@ class _Flows:
 
     def column(self, name: str, chosen: Rows) -> Any:
         if name == "key":
-            return arrow.texts(self.flows.key[chosen], self.flows.keys())
+            keys, of_row = np.unique(self.flows.key[chosen], return_inverse=True)
+            return arrow.texts(of_row, self.flows.keys(keys))
         if name == "direction":
             return arrow.texts(self.flows.is_out[chosen].astype(np.int64), ("in", "out"))
         return self.spans.column(name, self.flows.row[chosen])

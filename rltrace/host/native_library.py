@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1]
-FLAGS = ("-std=c99", "-O2", "-shared", "-fPIC", "-fvisibility=hidden")
+FLAGS = ("-std=c99", "-shared", "-fPIC", "-fvisibility=hidden")
 
 
 class NativeLibrary(NamedTuple):
@@ -23,6 +23,8 @@ class NativeLibrary(NamedTuple):
     """Names of files in the same folder."""
     is_module: bool
     """Whether it is a module of Python's, and so needs Python's own headers."""
+    optimization: str
+    """Of the compiler. What runs in cold caches is quick where it is short."""
     without: str
     """What it means that it cannot be built."""
 
@@ -63,7 +65,7 @@ class NativeLibrary(NamedTuple):
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         sources = (str(self.path.with_name(name)) for name in self.sources)
         own = (f"-DSOURCE={self.source_crc32()}u", *((f"-I{headers}",) if self.is_module else ()))
-        command = [*compiler, *FLAGS, *more_flags, *own, "-o", str(unfinished), *sources]
+        command = [*compiler, *FLAGS, self.optimization, *more_flags, *own, "-o", str(unfinished), *sources]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             return f"{shlex.join(command)} failed: {done.stderr.strip()}"
@@ -76,6 +78,7 @@ DECODER = NativeLibrary(
     ("arrays.h", "msgpack.h", "texts.h"),
     ("decoder.c", "packets.c", "intervals.c"),
     is_module=False,
+    optimization="-O3",
     without="segments will be decoded in Python, which takes longer",
 )
 REPEATED = NativeLibrary(
@@ -83,6 +86,7 @@ REPEATED = NativeLibrary(
     (),
     ("repeated.c",),
     is_module=True,
+    optimization="-O2",
     without="hooks on FSDP's modules will be in Python, which takes longer",
 )
 LIBRARIES = (DECODER, REPEATED)

@@ -65,14 +65,28 @@ ARGUMENTS: dict[str, Argument] = {
     "method": Argument(native.AS_TEXT),
     "request_id": Argument(native.AS_TEXT),
     "trajectory": Argument(native.AS_TEXT),
+    "turn": Argument(native.ONLY_TEXT),
     "tool": Argument(native.AS_TEXT),
     "phase": Argument(native.IS_TRUE),
     "inferred": Argument(native.IS_TRUE),
     "module": Argument(native.IS_TRUTHY),
 }
 """Arguments that have a column. A number in one is whole, as `int` makes it; a text is its place in `texts`: that of
-`error` only if it is one, that of the others as `str` makes it. `phase` and `inferred` are whether it is True itself,
-`module` is whether it is true."""
+`error` and `turn` only if it is one, that of the others as `str` makes it. `phase` and `inferred` are whether it is
+True itself, `module` is whether it is true."""
+
+_SIZE, _SIZES = (Argument(kind, 0, gate.MOST_BYTES) for kind in (native.RARE_NUMBER, native.NUMBERS))
+NUMBERS: dict[str, Argument] = {
+    "totals": _SIZES,
+    "held_bytes": _SIZES,
+    "cpu_ns": _SIZES,
+    "free_bytes": _SIZE,
+    "others_bytes": _SIZE,
+    "age_ns": _SIZE,
+    "unchanged_ns": Argument(native.RARE_NUMBER, 0, 2**63 - 1),
+}
+"""Arguments of few rows: one number each, or numbers by name. They have rows of their own."""
+_PLACES = {key: place for place, key in enumerate(NUMBERS)}
 
 _TEXTS = [key for key, argument in ARGUMENTS.items() if argument.kind in (native.ONLY_TEXT, native.AS_TEXT)]
 
@@ -116,8 +130,20 @@ class Flows(NamedTuple):
     row: NDArray[np.int64]
     key: NDArray[np.int32]
     is_out: NDArray[np.bool_]
-    keys: Callable[[], Sequence[str]]
-    """Gives what the column of keys has the places of: hardly anybody asks."""
+    keys: Callable[[NDArray[np.int32]], Sequence[str]]
+    """Gives what some cells of the column of keys are the places of: hardly anybody asks."""
+
+
+class Numbers(NamedTuple):
+    """The numbers of `NUMBERS`, by the row of their span, and in the order in which it has them."""
+
+    row: NDArray[np.int64]
+    of: NDArray[np.uint8]
+    """The place in `NUMBERS` of the argument that has it."""
+    name: NDArray[np.int32]
+    """Its name there; `NO_TEXT` if the argument is the number itself."""
+    value: NDArray[np.float64]
+    """NaN for what is none."""
 
 
 class Columns:
@@ -130,6 +156,7 @@ class Columns:
         arguments: dict[str, NDArray[Any]],
         samples: Samples,
         flows: Flows,
+        numbers: Numbers,
         args: Callable[[int], Args],
     ) -> None:
         self.texts = texts
@@ -145,6 +172,7 @@ class Columns:
         """The columns of `ARGUMENTS`; only `add_argument` may change them."""
         self.samples = samples
         self.flows = flows
+        self.numbers = numbers
         self.args = args
         """Gives the arguments of a row."""
 
@@ -156,8 +184,7 @@ class Columns:
         places = self._flows_of.get(row)
         if places is None:
             return (), ()
-        keys = self.flows.keys()
-        found = [(bool(self.flows.is_out[place]), keys[self.flows.key[place]]) for place in places]
+        found = [*zip(self.flows.is_out[places].tolist(), self.flows.keys(self.flows.key[places]), strict=True)]
         return tuple(key for is_out, key in found if is_out), tuple(key for is_out, key in found if not is_out)
 
     def first_keys(self, rows: NDArray[np.intp], *, is_out: bool) -> list[str | None]:
@@ -167,22 +194,23 @@ class Columns:
         if not len(having):
             return [None] * len(rows)
         at = np.minimum(np.searchsorted(having, rows), len(having) - 1)
-        places = np.where(having[at] == rows, self.flows.key[own[first[at]]], -1).tolist()
-        keys = self.flows.keys()
-        return [None if place < 0 else keys[place] for place in places]
+        has_any = having[at] == rows
+        keys = iter(self.flows.keys(self.flows.key[own[first[at[has_any]]]]))
+        return [next(keys) if has else None for has in has_any.tolist()]
 
     def chosen(self, rows: NDArray[np.intp], samples: NDArray[np.intp]) -> Columns:
         """Return some rows, in their order, and some samples."""
-        at = np.searchsorted(rows, self.flows.row)
-        is_there = np.zeros(len(at), np.bool_)
-        if len(rows):
-            is_there = rows[np.minimum(at, len(rows) - 1)] == self.flows.row
+        at, is_there = places_among(rows, self.flows.row)
         flows = Flows(at[is_there], self.flows.key[is_there], self.flows.is_out[is_there], self.flows.keys)
+        at, is_there = places_among(rows, self.numbers.row)
+        columns: Iterable[Any] = self.numbers[1:]
+        numbers = Numbers(at[is_there], *(column[is_there] for column in columns))
         spans = {name: getattr(self, name)[rows] for name in _OF_SPANS}
         arguments = {key: column[rows] for key, column in self.arguments.items()}
         taken: Iterable[Any] = self.samples
         args = self.args.chosen(rows, arguments) if isinstance(self.args, Encoded) else _ChosenArgs(self.args, rows)
-        return Columns(self.texts, spans, arguments, Samples(*(column[samples] for column in taken)), flows, args)
+        chosen = Samples(*(column[samples] for column in taken))
+        return Columns(self.texts, spans, arguments, chosen, flows, numbers, args)
 
     def only(self, samples: Samples) -> Columns:
         """Return no row, and other samples."""
@@ -225,12 +253,6 @@ class Columns:
         """Yield the arguments of some rows."""
         return self.args.of(rows) if isinstance(self.args, Encoded) else map(self.args, rows.tolist())
 
-    def usual_args(self, rows: NDArray[np.intp]) -> list[memoryview | None]:
-        """Return the arguments of some rows as they were written, a map in MessagePack; None where something is not
-        known to be usual."""
-        usual = self.args.usual if isinstance(self.args, Encoded) else {}
-        return [*map(usual.get, rows.tolist())]
-
     def spans(self, rows: NDArray[np.intp]) -> Iterator[Span]:
         """Yield some rows as the events that they are."""
         columns = (self.name, self.thread, self.task, self.start_ns, self.end_ns, self.lane, self.is_automatic)
@@ -250,6 +272,12 @@ class Columns:
                 lane=None if lane == NO_LANE else lane,
                 is_automatic=is_automatic,
             )
+
+
+def places_among(rows: NDArray[np.intp], wanted: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Return the place of each wanted row among some, which are in order, and whether it is there at all."""
+    at = np.searchsorted(rows, wanted)
+    return at, rows[np.minimum(at, len(rows) - 1)] == wanted if len(rows) else np.zeros(len(at), np.bool_)
 
 
 def _writable(arguments: dict[str, NDArray[Any]], key: str) -> NDArray[Any]:
@@ -324,7 +352,7 @@ class _Decoding:
     def __init__(self, process: Process, library: Any) -> None:
         self.process = process
         self.types = [native.Type(number, *declared) for number, declared in process.types.items()]
-        self.decoder = Decoder(library, ARGUMENTS, self.types)
+        self.decoder = Decoder(library, NUMBERS | ARGUMENTS, self.types)
         self.texts = Texts()
         self._place_of = np.empty(0, np.int32)
         """The place in `texts` of each text of the decoder: texts that are damaged may read alike."""
@@ -364,7 +392,7 @@ class _Decoding:
         self.process.threads.update(self.decoder.threads())
         self._learn()
         if not self._is_same:
-            raw |= {name: self._placed(raw[name]) for name in ("name", "sample_name")}
+            raw |= {name: self._placed(raw[name]) for name in ("name", "sample_name", "number_name")}
             arguments |= {key: self._placed(arguments[key]) for key in _TEXTS}
         args = Encoded(self, raw, arguments)
         args.check()
@@ -379,7 +407,8 @@ class _Decoding:
         if self.process.mark is not None:
             raw["is_automatic"] |= self._is_marked[raw["name"]]
         flows = Flows(raw["flow_row"], raw["flow_key"], raw["flow_is_out"].view(np.bool_), self.decoder.keys)
-        return Columns(self.texts.all, raw, arguments, self._samples(raw, on_time_line), flows, args)
+        numbers = Numbers(*(raw[f"number_{name}"] for name in Numbers._fields))
+        return Columns(self.texts.all, raw, arguments, self._samples(raw, on_time_line), flows, numbers, args)
 
     def _placed(self, places: NDArray[np.int32]) -> NDArray[np.int32]:
         if not len(self._place_of):
@@ -566,15 +595,12 @@ class Growing(_Decoding):
 class Encoded:
     """The arguments of rows as they were written."""
 
-    def __init__(self, source: _Decoding, raw: Mapping[str, NDArray[Any]], arguments: dict[str, NDArray[Any]]) -> None:
+    def __init__(self, source: _Decoding, raw: dict[str, NDArray[Any]], arguments: dict[str, NDArray[Any]]) -> None:
         self.source = source
         self.raw = raw
         self.arguments = arguments
         self.decoded: dict[int, Args] = {}
         """Of rows that were checked one by one."""
-        self.usual: dict[int, memoryview] = {}
-        """As they were written, of rows that are known to have nothing but usual ones; if they are more than numbers in
-        columns."""
 
     def __call__(self, row: int) -> Args:
         return next(self.of(np.array([row])))
@@ -589,11 +615,8 @@ class Encoded:
         """Return the arguments of some rows, in their order."""
         raw = {name: self.raw[name][rows] for name in ("args_at", "begin_bytes", "late_bytes", "type")}
         found = Encoded(self.source, {**raw, "blobs": self.raw["blobs"]}, arguments)
-        chosen = rows.tolist()
         if self.decoded:
-            found.decoded = {at: self.decoded[row] for at, row in enumerate(chosen) if row in self.decoded}
-        if self.usual:
-            found.usual = {at: self.usual[row] for at, row in enumerate(chosen) if row in self.usual}
+            found.decoded = {at: self.decoded[row] for at, row in enumerate(rows.tolist()) if row in self.decoded}
         return found
 
     def check(self) -> None:
@@ -602,9 +625,8 @@ class Encoded:
         has_args = (raw["begin_bytes"] | raw["late_bytes"]) != 0
         is_odd = (raw["flags"] & native.ODD).astype(np.bool_)
         is_checked = has_args & self.source.are_checked_whole[raw["name"]]
-        self._find_usual(is_checked & ~is_odd)
-        rows = np.flatnonzero(is_odd | is_checked)
-        rows = rows[[row not in self.usual for row in rows.tolist()]]
+        rows = np.flatnonzero(is_odd | (is_checked & ~self._are_usual(is_checked & ~is_odd)))
+        numbers: list[_Numbered] = []
         names = raw["name"][rows].tolist()
         checks_of = {name: gate.arguments_of(texts.all[name]) for name in {*names}}
         for row, name, odd, (begun, late) in zip(
@@ -619,17 +641,28 @@ class Encoded:
                     cell = _cell(ARGUMENTS[key].kind, args.get(key), texts.place)
                     if column.flags.writeable or key in args:
                         _writable(self.arguments, key)[row] = cell
+            numbers += ((row, *one) for one in numbers_of(args, texts.place))
+        if len(rows):
+            self._number_anew(rows, numbers)
 
-    def _find_usual(self, is_one: NDArray[np.bool_]) -> None:
-        """Find the rows that have nothing but usual arguments, as far as many can be judged at once."""
-        names = self.raw["name"]
+    def _number_anew(self, rows: NDArray[np.intp], numbers: Sequence[_Numbered]) -> None:
+        """Put other numbers into the place of those that some rows have."""
+        raw, new = self.raw, _numbers(numbers)
+        stays = ~places_among(rows, raw["number_row"])[1]
+        order = np.argsort(np.concatenate([raw["number_row"][stays], new.row]), kind="stable")
+        for name, column in new._asdict().items():
+            raw[f"number_{name}"] = np.concatenate([raw[f"number_{name}"][stays], column])[order]
+
+    def _are_usual(self, is_one: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which rows have nothing but usual arguments, as far as many can be judged at once."""
+        names, found = self.raw["name"], np.zeros(len(is_one), np.bool_)
         for name in np.unique(names[is_one]).tolist():
-            maps = dict(self._maps(np.flatnonzero(is_one & (names == name))))
-            if gate.are_usual(self.source.texts.all[name], maps.values()):
-                self.usual |= maps
+            rows, maps = self._maps(np.flatnonzero(is_one & (names == name)))
+            found[rows] = gate.are_usual(self.source.texts.all[name], maps)
+        return found
 
-    def _maps(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, memoryview]]:
-        """Yield those of some rows whose arguments were written as one map, with these."""
+    def _maps(self, rows: NDArray[np.intp]) -> tuple[NDArray[np.intp], list[memoryview]]:
+        """Return those of some rows whose arguments were written as one map, and these."""
         raw = self.raw
         has_begun, has_late = raw["begin_bytes"][rows] != 0, raw["late_bytes"][rows] != 0
         rows = rows[has_begun != has_late]
@@ -637,7 +670,7 @@ class Encoded:
         at = raw["args_at"][rows]
         ends = at + raw["begin_bytes"][rows] + raw["late_bytes"][rows]
         parts = map(slice, at.tolist(), ends.tolist())
-        return zip(rows.tolist(), map(raw["blobs"].data.__getitem__, parts), strict=True)
+        return rows, [*map(raw["blobs"].data.__getitem__, parts)]
 
     def _all_written(self, rows: NDArray[np.intp]) -> Iterator[tuple[Args, Args]]:
         """Yield what some rows have of their beginning, and what came late."""
@@ -665,7 +698,8 @@ def _unpacked(encoded: memoryview) -> Any:
 def _is_checked_whole(name: str) -> bool:
     checks = gate.arguments_of(name)
     return bool(checks) and any(
-        key not in ARGUMENTS or gate.RANGES.get(check) != ARGUMENTS[key][1:] for key, check in checks.items()
+        key not in NUMBERS and (key not in ARGUMENTS or gate.RANGES.get(check) != ARGUMENTS[key][1:])
+        for key, check in checks.items()
     )
 
 
@@ -721,6 +755,30 @@ def _cell(kind: int, value: Any, place: Callable[[str], int]) -> Any:
     return value is True if kind == native.IS_TRUE else bool(value)
 
 
+_Numbered = tuple[int, int, int, float]
+"""A row of `Numbers`."""
+
+
+def numbers_of(args: Mapping[str, Any], place: Callable[[str], int]) -> Iterator[tuple[int, int, float]]:
+    """Yield the numbers of a span with these arguments, as rows of `Numbers` without its own."""
+    for key, value in args.items():
+        if key not in NUMBERS:
+            continue
+        if NUMBERS[key].kind == native.RARE_NUMBER:
+            if isinstance(value, (int, float)):
+                yield _PLACES[key], NO_TEXT, _cell(native.DECIMAL, value, place)
+        elif isinstance(value, dict):
+            for name, number in value.items():
+                if isinstance(name, str):
+                    yield _PLACES[key], place(name), _cell(native.DECIMAL, number, place)
+
+
+def _numbers(rows: Sequence[_Numbered]) -> Numbers:
+    columns = zip(*rows, strict=True) if rows else ((), (), (), ())
+    dtypes = (np.int64, np.uint8, np.int32, np.float64)
+    return Numbers(*(np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)))
+
+
 def _signed(number: int) -> int:
     """Return a native id or a task as 64 bits with a sign; no two of 64 bits become one."""
     return (number + 2**63) % 2**64 - 2**63
@@ -734,7 +792,10 @@ class _OfEvents(Columns):
         arguments = {key: _argument(key, argument.kind, self._spans, texts) for key, argument in ARGUMENTS.items()}
         counters = [event for event in events if isinstance(event, Counter)]
         flows = _flows(self._spans, texts)
-        super().__init__(texts.all, _spans(self._spans, texts), arguments, _samples(counters, texts), flows, self._args)
+        rows = enumerate(self._spans)
+        numbers = _numbers([(row, *one) for row, span in rows for one in numbers_of(span.args, texts.place)])
+        spans, samples = _spans(self._spans, texts), _samples(counters, texts)
+        super().__init__(texts.all, spans, arguments, samples, flows, numbers, self._args)
 
     def _args(self, row: int) -> Args:
         return self._spans[row].args
@@ -794,5 +855,5 @@ def _flows(spans: Sequence[Span], texts: Texts) -> Flows:
         np.array([row for row, _, _ in ends], np.int64),
         np.array([key for _, key, _ in ends], np.int32),
         np.array([is_out for _, _, is_out in ends], np.bool_),
-        lambda: texts.all,
+        lambda places: [texts.all[place] for place in places.tolist()],
     )

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rltrace.analysis.looks import by_name, columns
+from rltrace.analysis.looks import columns
 from rltrace.analysis.seen.looked import Looked
 from rltrace.read import gate
 
@@ -37,10 +37,14 @@ def test_what_a_look_does_not_say() -> None:
 
 
 def test_numbers_by_name() -> None:
-    """Names come in the order in which they were first said; looks may say different ones."""
-    found = by_name([{"b": 1.0, "a": 2.0}, {}, {"c": 3.0, "a": 4.0}])
-    assert found.names == ["b", "a", "c"] and found.looks.tolist() == [0, 0, 2, 2]
-    assert found.of("a").tolist()[::2] == [2, 4] and found.sums().tolist() == [3, 0, 7]
+    """Looks may say numbers of different names, which come in the order of the looks."""
+    looked = Looked()
+    for end_ns, said in ((3, {"b": 1, "a": 2}), (5, {}), (4, {"c": 3.0, "a": 4.0})):
+        looked.add(1, end_ns, {"totals": said})
+    found = columns(looked).totals
+    assert [found.names[place] for place in found.places.tolist()] == ["b", "a", "c", "a"]
+    assert found.looks.tolist() == [0, 0, 1, 1] and found.says_any().tolist() == [True, True, False]
+    assert found.of("a").tolist()[:2] == [2, 4] and found.sums().tolist() == [3, 7, 0]
 
 
 @pytest.mark.parametrize(

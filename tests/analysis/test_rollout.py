@@ -13,8 +13,9 @@ from recordings import SECOND, Written, span
 from rich.console import Console
 
 from rltrace.analysis import Summary, summarize
+from rltrace.analysis.distributions import Distribution
 from rltrace.analysis.findings import why
-from rltrace.analysis.rollout import Distribution, StepRollout
+from rltrace.analysis.rollout import StepRollout
 from rltrace.analysis.summary import analyse
 from rltrace.cli.tables import show
 from rltrace.read.recording import Recording

@@ -23,7 +23,7 @@ import sanitized
 
 from rltrace.host.native_library import DECODER
 from rltrace.read import native
-from rltrace.read.columns import ARGUMENTS
+from rltrace.read.columns import ARGUMENTS, NUMBERS
 from rltrace.read.native import intervals, packets
 from rltrace.read.recording import Recording
 
@@ -86,7 +86,7 @@ def _feed(path: Path, segments: int, seed: int) -> Counter[str]:
     assert library is not None, path
     chance, seeds, said = random.Random(seed), _seeds(), Counter[str]()
     while said["segments"] < segments:
-        decoder = native.Decoder(library, ARGUMENTS, TYPES)
+        decoder = native.Decoder(library, NUMBERS | ARGUMENTS, TYPES)
         try:
             for _ in range(chance.randrange(1, 5)):
                 said["segments"] += 1

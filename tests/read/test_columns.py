@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -98,3 +99,8 @@ def test_ranges_are_those_of_the_gate() -> None:
             argument = columns.ARGUMENTS.get(key)
             if argument is not None and check in columns.gate.RANGES:
                 assert (argument.least, argument.most) == columns.gate.RANGES[check], key
+            if (rare := columns.NUMBERS.get(key)) is not None:
+                ends: list[Any] = [rare.least, rare.most]
+                if rare.kind == native.NUMBERS:
+                    ends = [{"a": end} for end in ends]
+                assert [check(end) for end in ends] == ends, key

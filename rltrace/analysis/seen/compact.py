@@ -79,9 +79,9 @@ def compact_pairs(pairs: array[int], *, has_open: bool) -> CompactPairs | None:
 
 
 def narrowed(column: array[int]) -> NDArray[Any]:
-    """Return whole numbers, of which there are some, in as few bytes as the largest takes."""
-    values = np.frombuffer(column, column.typecode)
-    least, most = int(values.min()), int(values.max())
+    """Return whole numbers in as few bytes as the largest takes."""
+    values = np.array(column)
+    least, most = int(values.min(initial=0)), int(values.max(initial=0))
     code = next(code for code in "bhiq" if np.iinfo(code).min <= least and most <= np.iinfo(code).max)
     return values.astype(code)
 

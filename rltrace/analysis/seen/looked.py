@@ -3,71 +3,76 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.seen.spans import Intervalled
-from rltrace.read.columns import OPEN
-from rltrace.read.gate import list_of
+from rltrace.analysis.seen.spans import Column, Intervalled
+from rltrace.read.columns import NO_TEXT, OPEN, numbers_of
 
-
-class Said(msgspec.Struct, frozen=True):
-    """What a look says that figures are made of; a number is None if it does not say it."""
-
-    turn: Any = None
-    """What turned there, if that is a text."""
-    totals: dict[str, float] = {}
-    held_bytes: dict[str, float] = {}
-    cpu_ns: dict[str, float] = {}
-    free_bytes: float | None = None
-    others_bytes: float | None = None
-    age_ns: float | None = None
-    unchanged_ns: float | None = None
+NO_NAME = -1
+"""The place of a name, or of what turned, where there is none."""
 
 
 class Looked(Intervalled):
-    """Looks as columns: 16 bytes per span, and some 200 of what it says."""
+    """Looks as columns: 16 bytes per span, and some 13 for each number that it says."""
 
-    __slots__ = ("said_bytes",)
+    __slots__ = ("many", "names", "of", "texts", "turn_texts", "turns", "values")
+
+    NARROWED = ("many", "of", "names", "turns")
 
     def __init__(self) -> None:
         super().__init__()
-        self.said_bytes: array[int] | NDArray[np.uint8] = array("B")
-        """What each says, one after the other, as maps in MessagePack."""
+        self.many: Column = array("i")
+        """How many numbers each look says."""
+        self.of: Column = array("b")
+        """The place in `NUMBERS` of the argument that says each number, one look's behind the other's."""
+        self.names: Column = array("i")
+        """The place in `texts` of its name there; `NO_NAME` if the argument is the number itself."""
+        self.values: array[float] | NDArray[np.float64] = array("d")
+        self.turns: Column = array("i")
+        """The place in `turn_texts` of what turned at each look; `NO_NAME` if a phase did."""
+        self.texts: dict[str, int] = {}
+        self.turn_texts: dict[str, int] = {}
+        """The place of each text, in the order of these."""
 
     def add(self, start_ns: int, end_ns: int | None, args: Mapping[str, Any]) -> None:
         """Append one, with the arguments of its span."""
-        assert isinstance(self.pairs, array) and isinstance(self.said_bytes, array)
-        self.pairs.extend((start_ns, OPEN if end_ns is None else end_ns))
+        columns = (self.pairs, self.many, self.of, self.names, self.values, self.turns)
+        pairs, many, of, names, values, turns = (column for column in columns if isinstance(column, array))
+        pairs.extend((start_ns, OPEN if end_ns is None else end_ns))
         self.has_open |= end_ns is None
-        self.said_bytes.frombytes(encoded(args))
-
-    def said(self) -> list[Said]:
-        """Return what each says."""
-        return _SAID.decode(list_of([np.asarray(self.said_bytes).data], len(self)))
+        numbers = [*numbers_of(args, lambda name: _place(name, self.texts))]
+        many.append(len(numbers))
+        for column, told in zip((of, names, values), zip(*numbers, strict=True), strict=False):
+            column.extend(told)
+        turn = args.get("turn")
+        turns.append(_place(turn, self.turn_texts) if isinstance(turn, str) else NO_NAME)
 
     def compacted(self) -> Iterator[tuple[Any, str]]:
         """Put numbers into as few bytes as they take; yield where long columns are."""
         yield from super().compacted()
-        self.said_bytes = np.asarray(self.said_bytes)
-        yield self, "said_bytes"
+        self.values = np.array(self.values)
+        yield self, "values"
 
 
-def encoded(args: Mapping[str, Any]) -> bytes:
-    """Return what the arguments of a look say, as a map in MessagePack; what is no number says nothing."""
-    told = {name: _told(args[name]) for name in Said.__struct_fields__ if name in args}
-    return _ENCODER.encode({name: value for name, value in told.items() if value is not None})
+def places_of(texts: NDArray[np.int32], known: Sequence[str], places: dict[str, int]) -> NDArray[np.intp]:
+    """Return the place of each of some texts, which may be new ones; `NO_NAME` for `NO_TEXT`.
+
+    Args:
+        texts: By their places among those that are known, (N,).
+        known: Those of the process.
+        places: The places so far.
+    """
+    there, first, at = np.unique(texts, return_index=True, return_inverse=True)
+    found = np.full(len(there), NO_NAME)
+    for text in np.argsort(first).tolist():
+        if there[text] != NO_TEXT:
+            found[text] = _place(known[there[text]], places)
+    return found[at]
 
 
-def _told(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: float(number) for name, number in value.items()}
-    return float(value) if isinstance(value, (int, float)) else value if isinstance(value, str) else None
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_SAID = msgspec.msgpack.Decoder(list[Said])
+def _place(text: str, places: dict[str, int]) -> int:
+    return places.setdefault(text, len(places))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.seen.looked import Looked, encoded
+from rltrace.analysis.seen.looked import Looked, places_of
 from rltrace.analysis.seen.names import (
     CALL,
     DEVICE,
@@ -28,7 +28,7 @@ from rltrace.analysis.seen.request_rows import is_served, see_engine_steps, see_
 from rltrace.analysis.seen.rows import Rows, Times, by_method, by_name, extend, whole_numbers
 from rltrace.analysis.seen.spans import NEVER_NS, DeviceSpans, Stages
 from rltrace.events import ALLOCATIONS_KEPT, DEVICE_TIME, MEMORY_MOVES, Span
-from rltrace.read.columns import NO_TEXT, OPEN, Columns
+from rltrace.read.columns import NO_TEXT, OPEN, Columns, places_among
 
 
 def see_spans(seen: Seen, rows: Columns, kinds: NDArray[np.uint16], shift_ns: int) -> None:
@@ -103,12 +103,15 @@ def _place_of(seen: Seen, span: Span) -> list[Span]:
 
 
 def _see_looks(kept: Looked, chosen: Rows, rows: Columns, times: Times) -> None:
-    """Keep looks at memory; what is usual stays as it was written."""
+    """Keep looks at memory."""
     times.put(kept, chosen)
-    usual = rows.usual_args(chosen)
-    others = rows.all_args(chosen[[written is None for written in usual]])
-    said = b"".join(encoded(next(others)) if written is None else written for written in usual)
-    extend(kept.said_bytes, np.frombuffer(said, np.uint8))
+    numbers = rows.numbers
+    look, is_one = places_among(chosen, numbers.row)
+    extend(kept.many, np.bincount(look[is_one], minlength=len(chosen)))
+    extend(kept.of, numbers.of[is_one])
+    extend(kept.names, places_of(numbers.name[is_one], rows.texts, kept.texts))
+    extend(kept.values, numbers.value[is_one])
+    extend(kept.turns, places_of(rows.arguments["turn"][chosen], rows.texts, kept.turn_texts))
 
 
 def _tokens(rows: Columns, forwards: Rows) -> NDArray[np.int64]:

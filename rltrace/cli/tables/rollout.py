@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
+from rltrace.analysis.distributions import Distribution
 from rltrace.analysis.rollout import (
     FIRST_TOKEN_SECONDS,
     NAMES,
@@ -17,7 +18,6 @@ from rltrace.analysis.rollout import (
     TOKENS,
     TOKENS_PER_SECOND,
     TRAJECTORY_SECONDS,
-    Distribution,
     EngineFigures,
     Rollout,
     SteadyRollout,

@@ -26,8 +26,8 @@ from rltrace.host.native_library import DECODER
 MOST_TYPES = 1024
 """Typed spans of a process that are looked for one by one."""
 
-WHOLE_NUMBER, DECIMAL, ONLY_TEXT, AS_TEXT, IS_TRUE, IS_TRUTHY = range(6)
-"""Kinds of arguments, as in the source."""
+WHOLE_NUMBER, DECIMAL, ONLY_TEXT, AS_TEXT, IS_TRUE, IS_TRUTHY, RARE_NUMBER, NUMBERS = range(8)
+"""Kinds of arguments, as in the source; the last two have no columns, their numbers are given one by one."""
 AUTOMATIC, ODD, FINISHED = 1, 2, 4
 """Flags of a span: a hook made it; the columns of its arguments do not say all; it was recorded when it was over."""
 WHOLE_SAMPLE, BEYOND_BYTES = 1, 2
@@ -54,14 +54,15 @@ _NOTHING = {
     )
 }  # fmt: skip
 
-_MOST_ARGUMENTS = 32
+_MOST_ARGUMENTS = 40
 _SPANS = (
     ("name", "i4"), ("thread", "i8"), ("task", "i8"), ("lane", "i4"), ("start_ns", "i8"), ("end_ns", "i8"),
     ("flags", "u1"), ("type", "i4"), ("args_at", "i8"), ("begin_bytes", "i4"), ("late_bytes", "i4"),
 )  # fmt: skip
 _BEHIND = (
     ("blobs", "u1"), ("sample_name", "i4"), ("sample_thread", "i8"), ("sample_ns", "i8"), ("sample_value", "f8"),
-    ("sample_flags", "u1"), ("flow_row", "i8"), ("flow_key", "i4"), ("flow_is_out", "u1"),
+    ("sample_flags", "u1"), ("flow_row", "i8"), ("flow_key", "i4"), ("flow_is_out", "u1"), ("number_row", "i8"),
+    ("number_of", "u1"), ("number_name", "i4"), ("number_value", "f8"),
 )  # fmt: skip
 _COLUMNS = len(_SPANS) + _MOST_ARGUMENTS + len(_BEHIND)
 
@@ -71,7 +72,7 @@ class UnsoundError(Exception):
 
 
 class Argument(NamedTuple):
-    """An argument that has a column of its own."""
+    """An argument that figures are made of."""
 
     kind: int
     least: int = 0
@@ -174,8 +175,8 @@ class Decoder:
         self._library = library
         self._arguments = arguments
         self._decoder: int | None = self._new(arguments)
-        self._texts: tuple[list[str], list[str]] = [], []
-        self._letters_at = [0, 0]
+        self._texts: list[str] = []
+        self._known_letters = 0
         self._places = {key: place for place, key in enumerate(arguments)}
         for type_ in types:
             self.declare(type_)
@@ -286,6 +287,7 @@ class Decoder:
         arguments = {
             key: array.view(DTYPES[argument.kind]) if len(array) else _nothing(argument.kind, rows)
             for (key, argument), array in zip(self._arguments.items(), of_arguments, strict=True)
+            if argument.kind in DTYPES
         }
         return columns, arguments
 
@@ -294,21 +296,27 @@ class Decoder:
 
     def texts(self) -> list[str]:
         """Return all texts so far, by number; the list grows."""
-        return self._all(0)
+        letters_at, ends = self._letters(0)
+        new = ends[len(self._texts) :].tolist()
+        if new:
+            self._texts += _cut(letters_at + self._known_letters, self._known_letters, new)
+            self._known_letters = new[-1]
+        return self._texts
 
-    def keys(self) -> list[str]:
-        """Return the keys of all arrows so far, likewise."""
-        return self._all(1)
+    def keys(self, numbers: NDArray[np.int32]) -> list[str]:
+        """Return some keys of arrows, by their numbers."""
+        letters_at, ends = self._letters(1)
+        begins = np.where(numbers > 0, ends[numbers - 1], 0) if len(numbers) else numbers
+        lengths = ends[numbers] - begins
+        parts = map(ctypes.string_at, (letters_at + begins).tolist(), lengths.tolist())
+        return [part.decode(errors="replace") for part in parts]
 
-    def _all(self, of: int) -> list[str]:
-        known, letters_at = self._texts[of], self._letters_at[of]
+    def _letters(self, of: int) -> tuple[int, NDArray[np.int64]]:
+        """Return where the letters of all texts, or keys, lie one behind the other, and where each ends among them;
+        both until more is decoded."""
         letters, ends = ctypes.c_void_p(), ctypes.c_void_p()
         many = self._library.rltrace_texts(self._decoder, of, ctypes.byref(letters), ctypes.byref(ends))
-        if many > len(known):
-            new = (ctypes.c_int64 * (many - len(known))).from_address((ends.value or 0) + 8 * len(known))
-            known += _cut((letters.value or 0) + letters_at, letters_at, new[:])
-            self._letters_at[of] = new[-1]
-        return known
+        return letters.value or 0, np.frombuffer((ctypes.c_int64 * many).from_address(ends.value or 0), np.int64)
 
     def threads(self) -> list[tuple[int, str]]:
         """Return the native ids and the names of threads, in the order in which they were said."""

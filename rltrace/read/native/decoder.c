@@ -22,7 +22,7 @@
 #endif
 
 #define MOST_ELEMENTS 64
-#define MOST_ARGUMENTS 32
+#define MOST_ARGUMENTS 40
 #define LONGEST_KEY 31
 #define MOST_LANES 63
 #define OPEN (-1)
@@ -33,7 +33,9 @@
 
 /* ---------------------------------------------------------------- what is decoded */
 
-enum { WHOLE_NUMBER, DECIMAL, ONLY_TEXT, AS_TEXT, IS_TRUE, IS_TRUTHY }; /* kinds of arguments that have a column */
+/* Kinds of arguments. All but the last two have a column; a rare number, or a map of numbers by their names, is added
+   to the numbers that few rows have. */
+enum { WHOLE_NUMBER, DECIMAL, ONLY_TEXT, AS_TEXT, IS_TRUE, IS_TRUTHY, RARE_NUMBER, NUMBERS };
 
 typedef struct {
     uint8_t key[LONGEST_KEY + 1];
@@ -41,6 +43,7 @@ typedef struct {
     int32_t kind;
     int32_t next;        /* another one of the same length */
     int64_t least, most; /* of a number: what lies beyond is left to Python */
+    uint64_t row;        /* the last one that had it, if it is one of the last two kinds */
 } Argument;
 
 typedef struct {
@@ -88,6 +91,7 @@ typedef struct {
     Bytes blobs; /* encoded arguments, one span's behind the other's */
     Bytes sample_name, sample_thread, sample_ns, sample_value, sample_flags;
     Bytes flow_row, flow_key, flow_is_out;
+    Bytes number_row, number_of, number_name, number_value;
 } Columns;
 
 typedef struct {
@@ -99,6 +103,8 @@ typedef struct {
     Bytes types; /* Type */
     Columns columns;
     int64_t rows, row_room; /* of spans: how many there are, and for how many there is room */
+    uint64_t all_rows, maps; /* how many spans, and how many maps of numbers, there have been */
+    Bytes name_maps;         /* uint64_t: of each text, the last map of numbers that it is a name in */
     Bytes slots, stacks, flows; /* Slot, Stack, Flow */
     int32_t free_slot, free_stack, free_flow;
     int32_t oldest, newest; /* open spans and early ends */
@@ -359,10 +365,63 @@ static inline int32_t argument_of(const Decoder *decoder, const Value *key) {
     return at;
 }
 
-static int set_cell(Decoder *decoder, int32_t argument, const Value *value) {
+/* Add a number of the row that is being made, by its name if it has one. One that may not be right makes the row odd. */
+static int put_number(Decoder *decoder, int32_t argument, int32_t name, const Value *value) {
+    Columns *to = &decoder->columns;
+    const Argument *of = &decoder->arguments[argument];
+    if (value->kind != INTEGER || value->integer < of->least || value->integer > of->most) {
+        CELL(to->flags, uint8_t) |= ODD;
+        return SOUND;
+    }
+    if (room(&to->number_row, 8) || room(&to->number_of, 1) || room(&to->number_name, 4) || room(&to->number_value, 8))
+        return NO_MEMORY;
+    PUT(to->number_row, int64_t, decoder->rows);
+    PUT(to->number_of, uint8_t, argument);
+    PUT(to->number_name, int32_t, name);
+    PUT(to->number_value, double, value->integer);
+    return SOUND;
+}
+
+/* Add the numbers of a map that was checked; a name that comes twice makes the row odd. */
+static int put_numbers(Decoder *decoder, int32_t argument, const uint8_t *at, const uint8_t *end) {
+    uint64_t many;
+    Value key, value;
+    at = step_into(at, &many);
+    decoder->maps++;
+    while (many--) {
+        if (!(at = read_value(at, end, &key, 1)) || !(at = read_value(at, end, &value, 1))) return UNSOUND;
+        int32_t name = intern(&decoder->texts, key.text, key.length);
+        if (name == NONE) return NO_MEMORY;
+        while (decoder->name_maps.size / 8 <= (size_t)name) {
+            if (room(&decoder->name_maps, 8)) return NO_MEMORY;
+            PUT(decoder->name_maps, uint64_t, 0);
+        }
+        uint64_t *last = (uint64_t *)decoder->name_maps.data + name;
+        if (*last == decoder->maps) CELL(decoder->columns.flags, uint8_t) |= ODD;
+        *last = decoder->maps;
+        if (put_number(decoder, argument, name, &value)) return NO_MEMORY;
+    }
+    return SOUND;
+}
+
+/* Add what an argument of the last two kinds has; one that comes twice makes the row odd. */
+static int set_numbers(Decoder *decoder, int32_t argument, const Value *value, const uint8_t *end) {
+    Argument *of = &decoder->arguments[argument];
+    if (of->row == decoder->all_rows || (of->kind == NUMBERS && value->kind != MAP)) {
+        CELL(decoder->columns.flags, uint8_t) |= ODD;
+        return SOUND;
+    }
+    of->row = decoder->all_rows;
+    return of->kind == NUMBERS ? put_numbers(decoder, argument, value->begin, end)
+                               : put_number(decoder, argument, NONE, value);
+}
+
+/* Note the value of an argument that ends there. */
+static int set_cell(Decoder *decoder, int32_t argument, const Value *value, const uint8_t *end) {
     const Argument *of = &decoder->arguments[argument];
     Bytes *column = &decoder->columns.arguments[argument];
     int is_odd = 0;
+    if (of->kind >= RARE_NUMBER) return set_numbers(decoder, argument, value, end);
     if (!column->data && begin_column(decoder, argument)) return NO_MEMORY;
     switch (of->kind) {
     case WHOLE_NUMBER:
@@ -411,7 +470,8 @@ static int pick(Decoder *decoder, const uint8_t *at, const uint8_t *end) {
     while (many--) {
         if (!(at = read_value(at, end, &key, 1)) || !(at = read_value(at, end, &value, 1))) return UNSOUND;
         int32_t argument = argument_of(decoder, &key);
-        if (argument != NONE && set_cell(decoder, argument, &value)) return NO_MEMORY;
+        int state = argument == NONE ? SOUND : set_cell(decoder, argument, &value, at);
+        if (state) return state;
     }
     return SOUND;
 }
@@ -424,7 +484,8 @@ static int pick_typed(Decoder *decoder, const Type *type, const uint8_t *at, con
     for (uint64_t n = 0; n + 1 < many; n++) {
         if (!(at = read_value(at, end, &value, 1))) return UNSOUND;
         int32_t argument = n < (uint64_t)type->fields ? type->arguments[n] : NONE;
-        if (argument != NONE && set_cell(decoder, argument, &value)) return NO_MEMORY;
+        int state = argument == NONE ? SOUND : set_cell(decoder, argument, &value, at);
+        if (state) return state;
     }
     return *at == 0xc0 ? SOUND : pick(decoder, at, end);
 }
@@ -484,6 +545,7 @@ static int put_row(Decoder *decoder, const Slot *slot, int64_t end_ns, int32_t l
     CELL(to->args_at, int64_t) = (int64_t)to->blobs.size;
     CELL(to->begin_bytes, int32_t) = (int32_t)slot->args_bytes;
     CELL(to->late_bytes, int32_t) = (int32_t)late_bytes;
+    decoder->all_rows++;
     if (slot->args_bytes) {
         const uint8_t *end = slot->args + slot->args_bytes;
         int state = slot->type == NONE
@@ -789,7 +851,7 @@ PUBLIC Decoder *rltrace_new(int32_t many, const char *const *keys, const int32_t
     for (int32_t n = 0; n <= LONGEST_KEY; n++) decoder->of_length[n] = NONE;
     for (int32_t n = 0; n < many; n++) {
         size_t length = strlen(keys[n]);
-        if (length > LONGEST_KEY || kinds[n] < WHOLE_NUMBER || kinds[n] > IS_TRUTHY) {
+        if (length > LONGEST_KEY || kinds[n] < WHOLE_NUMBER || kinds[n] > NUMBERS) {
             free(decoder);
             return NULL;
         }
@@ -827,6 +889,7 @@ PUBLIC void rltrace_delete(Decoder *decoder) {
     free(decoder->stacks.data);
     free(decoder->flows.data);
     free(decoder->threads.data);
+    free(decoder->name_maps.data);
     free(decoder->buckets);
     free(decoder->stack_buckets);
     free_texts(&decoder->texts);
