@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-Places = NDArray[np.intp]
+from rltrace.analysis.span_tables import Numbers, Places
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,17 +102,14 @@ def mean(values: NDArray[np.float64]) -> float:
     return float(np.add.reduce(values)) / len(values)
 
 
-def sums(values: NDArray[np.int64], group: NDArray[np.intp], many: int) -> list[int]:
+def sums(values: Numbers, group: Places, many: int) -> Numbers:
     """Return the sum of the values of each of so many groups, (many,)."""
     found = np.zeros(many, np.int64)
     np.add.at(found, group, values)
-    listed: list[int] = found.tolist()
-    return listed
+    return found
 
 
-def most(
-    values: NDArray[np.int64] | NDArray[np.float64], group: NDArray[np.intp], many: int
-) -> list[int | float | None]:
+def most(values: Numbers | NDArray[np.float64], group: Places, many: int) -> list[int | float | None]:
     """Return the largest value of each of so many groups, (many,); None for one that has none but negative ones."""
     found = np.full(many, -1, values.dtype)
     np.maximum.at(found, group, values)

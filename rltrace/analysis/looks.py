@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rltrace.analysis.observations import once
 from rltrace.analysis.seen.looked import Looked
 from rltrace.analysis.seen.process import Seen
-from rltrace.read.columns import NUMBERS, OPEN
+from rltrace.read.columns import NUMBER_PLACES, OPEN
 
 DRIVER_RESERVED = "driver.reserved"
 
@@ -153,11 +153,11 @@ def columns(looked: Looked) -> Looks:
     )
 
     def named(key: str) -> ByName:
-        is_one = of == _OF[key]
+        is_one = of == NUMBER_PLACES[key]
         return ByName(len(order), texts, look[is_one], names[is_one].astype(np.intp), values[is_one])
 
     def number(key: str) -> Values:
-        found, is_one = np.full(len(order), np.nan), of == _OF[key]
+        found, is_one = np.full(len(order), np.nan), of == NUMBER_PLACES[key]
         found[look[is_one]] = values[is_one]
         return found
 
@@ -173,9 +173,6 @@ def columns(looked: Looked) -> Looks:
         age_ns=np.nan_to_num(number("age_ns")),
         unchanged_ns=number("unchanged_ns"),
     )
-
-
-_OF = {key: place for place, key in enumerate(NUMBERS)}
 
 
 def together(parts: Sequence[Looks]) -> Looks:

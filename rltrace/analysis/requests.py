@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.distributions import in_order, parts
+from rltrace.analysis.distributions import in_order, parts, sums
 from rltrace.analysis.observations import Observations, once
 from rltrace.analysis.span_tables import Numbers, Places, SpanTable, around, at, last_begun, passed
 from rltrace.analysis.steps import StepWindows
@@ -106,8 +106,7 @@ class Way:
         joined, of_joined = rows[is_joined], of_row[is_joined]
         edges = [edge[joined] for edge in self.edges]
         whole_ns = edges[-1] - edges[0]
-        sums_ns = np.zeros(many, np.int64)
-        np.add.at(sums_ns, of_joined, whole_ns)
+        sums_ns = sums(whole_ns, of_joined, many)
         lengths_ns = (whole_ns, *(end - start for start, end in pairwise(edges)))
         stages = [_stages(of_stage_ns, of_joined, sums_ns) for of_stage_ns in lengths_ns]
         unjoined = np.zeros((many, len(REASONS)), np.int64)
@@ -138,7 +137,7 @@ def _stages(lengths_ns: Numbers, group: Places, whole_ns: Numbers) -> list[Reque
         whole_ns: How long the requests of each group took, added up.
     """
     ordered = parts(lengths_ns, group, len(whole_ns))
-    sums_ns = np.array([part.sum() for part in ordered.each()], np.float64)
+    sums_ns = sums(lengths_ns, group, len(whole_ns))[ordered.groups].astype(np.float64)
     of_all_ns = whole_ns[ordered.groups].astype(np.float64)
     shares = np.where(of_all_ns != 0, sums_ns / np.where(of_all_ns != 0, of_all_ns, 1), 0)
     median, p95 = (_between(*ordered.percentile(share)) / 1e9 for share in (0.5, 0.95))

@@ -374,7 +374,8 @@ class _Found:
         begin_ns = self._windows.windows[:, 0]
         begun, ended = self._starts_ns.searchsorted(begin_ns), self._ends_ns.searchsorted(begin_ns, side="right")
         steps = np.flatnonzero(group_of[1:] >= 0) + 1
-        return sums((begun - ended)[steps], group_of[steps], many)
+        listed: list[int] = sums((begun - ended)[steps], group_of[steps], many).tolist()
+        return listed
 
     def _of_trajectories(
         self, over: Places, group: Places, many: int
@@ -464,7 +465,11 @@ class _Found:
         rows = np.isin(self._in_engines.step, chosen)
         many = np.bincount(self._in_engines.engine[rows], minlength=seconds.shape[1])
         work = self._balance.work[chosen].sum(axis=0)
-        own = self._engine_steps.part(np.flatnonzero(np.isin(self._step_of_engine_step, steps)))
+        is_own = np.isin(self._step_of_engine_step, steps) & (self._engine_steps.engine >= 0)
+        own = self._engine_steps.part(np.flatnonzero(is_own))
+        engines = self._in_engines.engines
+        preempted = sums(own.preempted, own.engine, len(engines))
+        usage = most(own.kv_usage, own.engine, len(engines))
         has_tokens = self._balance.unit == TOKENS
         return [
             EngineShare(
@@ -473,10 +478,10 @@ class _Found:
                 tokens=int(work[place]) if has_tokens else None,
                 seconds=float(seconds[:, place].mean()),
                 times_last=int(last[place]),
-                preempted=int(own.preempted[own.engine == place].sum()),
-                most_kv_cache_share=_most_usage(own.kv_usage[own.engine == place]),
+                preempted=int(preempted[place]),
+                most_kv_cache_share=usage[place],
             )
-            for place, lane in enumerate(self._in_engines.engines)
+            for place, lane in enumerate(engines)
         ]
 
     def _prompts(
@@ -526,9 +531,11 @@ class _Found:
         columns = (
             is_known.tolist(),
             np.bincount(group[says], minlength=many).tolist(),
-            sums(requests.cached_tokens[says], group[says], many),
-            sums(requests.prompt_tokens[says], group[says], many),
-            *(sums(column, of_row, many) for column in (own.preempted, own.drafted, own.accepted)),
+            *(
+                sums(column[says], group[says], many).tolist()
+                for column in (requests.cached_tokens, requests.prompt_tokens)
+            ),
+            *(sums(column, of_row, many).tolist() for column in (own.preempted, own.drafted, own.accepted)),
             *(most(column, of_row, many) for column in (own.running, own.waiting, own.kv_usage)),
         )
         return [
@@ -681,7 +688,3 @@ def _prompts(
         )
         for of_group, waits, few, most_ in zip(seconds, waiting, least.tolist(), fullest.tolist(), strict=True)
     ]
-
-
-def _most_usage(values: NDArray[np.float64]) -> float | None:
-    return float(values.max()) if len(values) and values.max() >= 0 else None

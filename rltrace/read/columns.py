@@ -86,7 +86,7 @@ NUMBERS: dict[str, Argument] = {
     "unchanged_ns": Argument(native.RARE_NUMBER, 0, 2**63 - 1),
 }
 """Arguments of few rows: one number each, or numbers by name. They have rows of their own."""
-_PLACES = {key: place for place, key in enumerate(NUMBERS)}
+NUMBER_PLACES = {key: place for place, key in enumerate(NUMBERS)}
 
 _TEXTS = [key for key, argument in ARGUMENTS.items() if argument.kind in (native.ONLY_TEXT, native.AS_TEXT)]
 
@@ -766,11 +766,11 @@ def numbers_of(args: Mapping[str, Any], place: Callable[[str], int]) -> Iterator
             continue
         if NUMBERS[key].kind == native.RARE_NUMBER:
             if isinstance(value, (int, float)):
-                yield _PLACES[key], NO_TEXT, _cell(native.DECIMAL, value, place)
+                yield NUMBER_PLACES[key], NO_TEXT, _cell(native.DECIMAL, value, place)
         elif isinstance(value, dict):
             for name, number in value.items():
                 if isinstance(name, str):
-                    yield _PLACES[key], place(name), _cell(native.DECIMAL, number, place)
+                    yield NUMBER_PLACES[key], place(name), _cell(native.DECIMAL, number, place)
 
 
 def _numbers(rows: Sequence[_Numbered]) -> Numbers:

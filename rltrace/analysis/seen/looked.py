@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from rltrace.analysis.seen.spans import Column, Intervalled
 from rltrace.read.columns import NO_TEXT, OPEN, numbers_of
 
-NO_NAME = -1
-"""The place of a name, or of what turned, where there is none."""
-
 
 class Looked(Intervalled):
     """Looks as columns: 16 bytes per span, and some 13 for each number that it says."""
@@ -30,10 +27,10 @@ class Looked(Intervalled):
         self.of: Column = array("b")
         """The place in `NUMBERS` of the argument that says each number, one look's behind the other's."""
         self.names: Column = array("i")
-        """The place in `texts` of its name there; `NO_NAME` if the argument is the number itself."""
+        """The place in `texts` of its name there; `NO_TEXT` if the argument is the number itself."""
         self.values: array[float] | NDArray[np.float64] = array("d")
         self.turns: Column = array("i")
-        """The place in `turn_texts` of what turned at each look; `NO_NAME` if a phase did."""
+        """The place in `turn_texts` of what turned at each look; `NO_TEXT` if a phase did."""
         self.texts: dict[str, int] = {}
         self.turn_texts: dict[str, int] = {}
         """The place of each text, in the order of these."""
@@ -49,7 +46,7 @@ class Looked(Intervalled):
         for column, told in zip((of, names, values), zip(*numbers, strict=True), strict=False):
             column.extend(told)
         turn = args.get("turn")
-        turns.append(_place(turn, self.turn_texts) if isinstance(turn, str) else NO_NAME)
+        turns.append(_place(turn, self.turn_texts) if isinstance(turn, str) else NO_TEXT)
 
     def compacted(self) -> Iterator[tuple[Any, str]]:
         """Put numbers into as few bytes as they take; yield where long columns are."""
@@ -59,7 +56,7 @@ class Looked(Intervalled):
 
 
 def places_of(texts: NDArray[np.int32], known: Sequence[str], places: dict[str, int]) -> NDArray[np.intp]:
-    """Return the place of each of some texts, which may be new ones; `NO_NAME` for `NO_TEXT`.
+    """Return the place of each of some texts, which may be new ones; `NO_TEXT` stays what it is.
 
     Args:
         texts: By their places among those that are known, (N,).
@@ -67,7 +64,7 @@ def places_of(texts: NDArray[np.int32], known: Sequence[str], places: dict[str, 
         places: The places so far.
     """
     there, first, at = np.unique(texts, return_index=True, return_inverse=True)
-    found = np.full(len(there), NO_NAME)
+    found = np.full(len(there), NO_TEXT)
     for text in np.argsort(first).tolist():
         if there[text] != NO_TEXT:
             found[text] = _place(known[there[text]], places)

@@ -147,15 +147,10 @@ def watch_socket(original: Function, hook: Hook) -> Function:
     """Wrap `_init_socket`: the socket it makes watches what is sent over it."""
 
     def replace(sender: Any, _result: Any, error: BaseException | None) -> None:
-        if error is None:
-            replace_socket(sender, hook)
+        if error is None:  # it goes with the sender at the end of the transfer
+            sender.socket = BucketSocket(sender.socket, _sent.begin(sender.zmq_handle), way_of(sender), hook)
 
     return wrap_function(original, hook, keep_self, replace)
-
-
-def replace_socket(sender: Any, hook: Hook) -> None:
-    """Put a watching socket in the place of a sender's; it goes with the sender at the end of the transfer."""
-    sender.socket = BucketSocket(sender.socket, _sent.begin(sender.zmq_handle), way_of(sender), hook)
 
 
 def way_of(end: Any) -> str:
