@@ -342,13 +342,16 @@ def wrapper_of(function: Function) -> Callable[..., Function]:
 def open_call(method: str, *, has_arrow: bool) -> Any:
     """Open the span of a call, where its arrow arrives."""
     opened = spans.automatic_span(RAY_CALL, method=method).__enter__()
-    if has_arrow:
-        spans.flow(flow_key(current_task()), "in")
+    if has_arrow and (task := current_task()) is not None:
+        spans.flow(flow_key(task), "in")
     return opened
 
 
-def current_task() -> str:
-    """Return the id of the task that this thread or coroutine runs."""
+def current_task() -> str | None:
+    """Return the id of the task that this thread or coroutine runs; None where Ray is not connected.
+
+    `ray.get_runtime_context` would start a cluster there.
+    """
     import ray
 
-    return str(ray.get_runtime_context().get_task_id())
+    return str(ray.get_runtime_context().get_task_id()) if ray.is_initialized() else None

@@ -188,8 +188,10 @@ class Function:
 def test_task_loaded_in_a_pause(folder, spans_of):
     """A task that is loaded in a pause is watched after the pause.
 
-    Ray's core keeps the function that it is given first.
+    Ray's core keeps the function that it is given first. Here nothing is connected to Ray, and the call starts nothing.
     """
+    import ray
+
     info = namedtuple("Info", ["function", "max_calls"])(lambda number: 2 * number, 7)
     hook = Hook("ray", "a:b", (RAY_CALL,))
     hook.bind(True)
@@ -203,6 +205,7 @@ def test_task_loaded_in_a_pause(folder, spans_of):
     assert load(None, None, Function()) is kept
     rltrace.stop()
     assert [span.name for span in spans_of(folder)] == [RAY_CALL]
+    assert not ray.is_initialized()
 
 
 class Register:
