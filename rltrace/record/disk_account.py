@@ -55,8 +55,9 @@ _RUN_SHARE = 1000
 _LINE_BYTES = 256
 """More than the line takes that says which segment was removed."""
 
-_LOCK_SECONDS = 0.05
-"""How long a process waits for the lock at most; then it does without what it wanted to write."""
+_LOCK_TRIES, _BETWEEN_SECONDS = 50, 0.001
+"""How often a process tries to get the lock; then it does without what it wanted to write. It is no time by the clock,
+which goes on while this process and the lock's holder are stopped."""
 
 _LISTED = 256
 """How many of the oldest segments are remembered from one look through all folders."""
@@ -268,20 +269,19 @@ class DiskAccount:
         """Hold the lock, with what an earlier holder left undone done.
 
         Raises:
-            OSError: somebody else holds it for longer than `_LOCK_SECONDS`.
+            OSError: somebody else holds it for longer than that.
         """
         import fcntl  # not everywhere where Recordings are read
 
         with self._opened() as descriptor:
-            until = time.monotonic() + _LOCK_SECONDS
-            while True:
+            for tries_left in reversed(range(_LOCK_TRIES)):
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except own_failure(BlockingIOError):
-                    if time.monotonic() > until:
+                    if not tries_left:
                         raise
-                    time.sleep(0.001)
+                    time.sleep(_BETWEEN_SECONDS)
             try:
                 self._finish_removal(descriptor, by=self._key)
                 yield descriptor

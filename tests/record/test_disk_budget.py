@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import rltrace
 from rltrace.events import Span
 from rltrace.read.recording import Process, Recording
 from rltrace.record import disk_account, disk_budget, lifecycle, spans
+from rltrace.record.disk_account import DiskAccount
 
 MIB = 1 << 20
 
@@ -189,8 +191,34 @@ def test_a_broken_account_is_no_reason_to_fail(folder: Path, capsys: pytest.Capt
     assert "no account of a disk budget" in capsys.readouterr().err
 
 
+def test_a_stopped_process_waits_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is stopped while it waits for the lock, as its holder is, still gets it when both go on."""
+    holder, waiting = (DiskAccount(tmp_path, f"host-{pid}-1") for pid in (1, 2))
+    lock = holder._locked()
+    lock.__enter__()
+    waits = []
+
+    def stopped(_seconds: float) -> None:
+        waits.append(time.monotonic())
+        monkeypatch.setattr(time, "monotonic", lambda: waits[0] + 3600)
+        if len(waits) == 3:
+            lock.__exit__(None, None, None)
+
+    monkeypatch.setattr(time, "sleep", stopped)
+    with waiting._locked():
+        assert len(waits) == 3
+
+
+def test_the_lock_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    """Who does not get the lock does without what it wanted to write."""
+    holder, waiting = (DiskAccount(tmp_path, f"host-{pid}-1") for pid in (1, 2))
+    with holder._locked(), pytest.raises(BlockingIOError), waiting._locked():
+        pass
+
+
 def test_kills_never_go_over(tmp_path: Path) -> None:
-    """Processes that are killed at random moments and replaced stay within the budget, and leave no hole."""
+    """Processes that are killed at random moments and replaced stay within the budget, and leave no hole that nobody
+    counted."""
     folder = tmp_path / "run"
     run = budgeted_runs.record(folder, budget_bytes=8 * MIB, workers=3, kills=12, between=80_000)
     assert budgeted_runs.check(folder, run) > 10_000, "too little was dropped to prove anything"
