@@ -1,5 +1,5 @@
 """The native libraries: where each lies, what it is made of, and how a C compiler makes it. It imports nothing of
-rltrace, because wheels are built with it too; `python rltrace/host/native_library.py` builds both in place."""
+rltrace, because wheels are built with it too; `python rltrace/host/native_library.py` builds them in place."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ class NativeLibrary(NamedTuple):
     def path(self) -> Path:
         """Where it lies."""
         return PACKAGE / self.name
+
+    @property
+    def module_name(self) -> str:
+        """What it is imported as, if it is a module."""
+        return f"{PACKAGE.name}.{self.name.partition('.')[0].replace('/', '.')}"
 
     @property
     def files(self) -> list[Path]:
@@ -89,7 +94,15 @@ REPEATED = NativeLibrary(
     optimization="-O2",
     without="hooks on FSDP's modules will be in Python, which takes longer",
 )
-LIBRARIES = (DECODER, REPEATED)
+DRIVER = NativeLibrary(
+    "host/native/driver.abi3.so",
+    (),
+    ("driver.c",),
+    is_module=True,
+    optimization="-O2",
+    without="GPUs will be asked through ctypes, which takes longer",
+)
+LIBRARIES = (DECODER, REPEATED, DRIVER)
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ is reported.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rltrace.events import GPU_CLOCK, HEAT_LIMITED, POWER_LIMITED, subject
-from rltrace.host import clock
+from rltrace.host import clock, native
 
 MACHINE_PID_NAMESPACE = "pid:[4026531836]"
 """The pid namespace of the machine itself: PROC_PID_INIT_INO in Linux, include/linux/proc_ns.h."""
@@ -107,6 +108,7 @@ class Gpu:
         self.uuid = _text(nvml.nvmlDeviceGetUUID(handle))
         self.unavailable: dict[str, str] = {}
         """The reason by counter."""
+        self._memory_at = memory_function(nvml, handle)
         self._rates: dict[str, Rate] = {}
         self._certain: set[int] = set()
 
@@ -193,6 +195,11 @@ class Gpu:
             raise UnavailableError(f"NVML: {error}") from None
 
     def _divided(self) -> Memory:
+        if self._memory_at is not None:
+            state, *sizes = native.LIBRARY.memory_of(*self._memory_at)
+            if state:
+                raise self._nvml.NVMLError(state)
+            return Memory(*sizes)
         # Version 1 counts what the driver reserves for itself (615 MiB on an H200) as used.
         memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle, version=self._nvml.nvmlMemory_v2)
         return Memory(memory.used, memory.reserved, memory.free)
@@ -272,6 +279,19 @@ class Gpu:
         now_ns = clock.now_ns()
         rates = {name: self._rates.setdefault(name, Rate()).of(total, now_ns) for name, total in totals.items()}
         return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def memory_function(nvml: Any, handle: Any) -> tuple[int, int] | None:
+    """Return the addresses of the function that says how a GPU's memory is divided, and of the GPU, for `driver.c`.
+
+    Returns:
+        None where pynvml has to ask: our library was not built, or the driver is older than 510, or simulated.
+    """
+    function = getattr(getattr(nvml, "nvmlLib", None), "nvmlDeviceGetMemoryInfo_v2", None)
+    if native.LIBRARY is None or function is None:
+        return None
+    at, gpu = (ctypes.cast(pointer, ctypes.c_void_p).value for pointer in (function, handle))
+    return None if at is None or gpu is None else (at, gpu)
 
 
 class Rate:

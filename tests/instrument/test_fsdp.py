@@ -109,12 +109,17 @@ torch.autograd.backward([layer(torch.ones(2, 4)).sum()])
 """
 
 
-def test_inner_and_failing_backwards(tmp_path):
-    """A backward inside of another one is a part of it, and one that fails says so."""
-    run = run_traced(tmp_path, REPEATED, imported=FSDP)
+@pytest.mark.parametrize("timed", ["0", "1"])
+def test_inner_and_failing_backwards(timed, tmp_path):
+    """A backward inside of another one is a part of it, and one that fails says so.
+
+    A forward that is repeated for its backward is no model's; what comes behind the backward is again.
+    """
+    run = run_traced(tmp_path, REPEATED, imported=FSDP, RLTRACE_TIME_HOOKS=timed)
     assert (run.returncode, run.out) == (0, "True\n"), run.err
     spans = run.spans("autograd.backward")
     assert [span.args.get("error") for span in spans] == [None, None, "RuntimeError", None]
+    assert len(run.spans("model.forward")) == 3 + 1 + 1
 
 
 COMPILED_WITH_BACKWARD = """

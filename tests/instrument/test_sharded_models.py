@@ -16,7 +16,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
-from rltrace.instrument.memory.sharded_models import Fsdp2Params, Models, Params, Roles, by_place, plain_params
+from rltrace.instrument.memory.sharded_models import (
+    Fsdp2Params,
+    Models,
+    Params,
+    PlainParams,
+    Roles,
+    by_place,
+    plain_params,
+)
 from rltrace.instrument.memory.work import Work
 
 SIZE_BYTES = 3 * 64 * 64 * 4
@@ -292,6 +300,27 @@ def test_plain_parameters_that_move() -> None:
     marks.append(params.mark())
     assert len(set(marks)) == 3
     assert params.mark() == marks[-1]
+
+
+@pytest.mark.parametrize(("learns", "asked"), [(True, 12), (False, 4)])
+def test_few_stand_for_what_nobody_trains(learns: bool, asked: int) -> None:
+    """Of a model that learns each parameter is asked that has gradients; of another one, the ends of each kind.
+
+    So a ref that is moved to another place is seen there, and so is an adapter's gradient.
+    """
+    frozen = [torch.nn.Linear(8, 8, bias=False).requires_grad_(False) for _ in range(10)]
+    adapters = [torch.nn.Linear(8, 2, bias=False) for _ in range(10)]
+    model = torch.nn.Sequential(*frozen, *adapters)
+    (params,) = plain_params([], [(model, list(model.parameters()))])
+    assert isinstance(params, PlainParams)
+    params.say_learns(learns)
+    assert len(params._asked) == asked
+    marks = [params.mark()]
+    model.double()
+    marks.append(params.mark())
+    adapters[0].weight.grad = torch.zeros_like(adapters[0].weight)
+    marks.append(params.mark())
+    assert len(set(marks)) == 3
 
 
 def test_sparse_tensors_are_left_out() -> None:

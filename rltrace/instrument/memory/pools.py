@@ -41,7 +41,7 @@ class Pools:
         copies: Asks the allocator which copies of pools are in host memory, by tag, given the tags that sleep. It is
             called after each sleep and wake-up.
         tensor_addresses: Asks where the tensors are that CUDA graphs contain, always in the same order. What wakes up
-            has to be where it fell asleep.
+            has to be where it fell asleep, which is looked at once nothing sleeps any more.
         """
         self._bytes_by_tag = bytes_by_tag
         self.addresses = addresses
@@ -92,7 +92,7 @@ class Pools:
         self.moves += 1
         if error is None:
             self._asleep -= set(coming)
-            if self._fell_asleep_at:
+            if self._fell_asleep_at and not self._asleep:  # all that graphs contain is there again
                 opened.set(moved_tensors=self._moved_tensors())
         elif self._out_of_memory is not None:
             owners = [OWNERS[tag] for tag in coming if tag in OWNERS]

@@ -262,6 +262,8 @@ class Models:
             groups = [*sharded, *plain_params(sharded, self._holders())]
             self._name(sharded)
             self._known = key, [(self.roles.subject_of(params), params) for params in groups]
+            for subject, params in self._known[1]:
+                params.say_learns(trained_subject(subject) == subject)
             self._few = ends_of_kinds([(subject, params.kind()) for subject, params in self._known[1]])
             self._rows.clear()
             self._rows_by_few.clear()
@@ -439,6 +441,9 @@ class Params:
         """Return something that stays the same while they hold as many bytes at the same places."""
         raise NotImplementedError
 
+    def say_learns(self, learns: bool) -> None:
+        """Say whether these are of a model that learns."""
+
     def kind(self) -> Any:
         """Return what others have too that go through the same states; by default only these."""
         return id(self)
@@ -543,11 +548,21 @@ class PlainParams(Params):
         self._parameters = [(weakref.ref(parameter), memory.Place()) for parameter in parameters]
         self._are_whole = all(memory.local(parameter) is parameter for parameter in parameters)
         """Whether none is a DTensor."""
+        self._asked = [known for known, _ in self._parameters]
+        """Those whose places say where all lie."""
         self._marked: tuple[Any, Any] = None, None
         """Where the parameters lay and how many had gradients when they were last looked at, and their mark then."""
 
     def holder(self) -> Any:
         return self._holder()
+
+    def say_learns(self, learns: bool) -> None:
+        # What nobody trains is moved, filled and emptied as a whole: the first and the last of each kind stand for all.
+        kinds = [
+            place if learns and parameter.requires_grad else (parameter.shape, parameter.dtype)
+            for place, parameter in enumerate(self.trained())
+        ]
+        self._asked = [self._parameters[place][0] for place in ends_of_kinds(kinds)]
 
     def trained(self) -> list[Any]:
         return [parameter for known, _ in self._parameters if (parameter := known()) is not None]
@@ -562,7 +577,7 @@ class PlainParams(Params):
     def mark(self) -> Any:
         # A model has hundreds of parameters, each asked at every boundary, so all of them are asked in C. A storage
         # that is emptied lies nowhere.
-        alive = self.trained()
+        alive = [parameter for known in self._asked if (parameter := known()) is not None]
         grads = sum(map(is_not, map(_GRAD, alive), repeat(None)))
         key = grads, [*map(_ADDRESS, alive if self._are_whole else map(memory.local, alive))]
         if self._marked[0] != key:

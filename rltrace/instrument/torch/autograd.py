@@ -26,6 +26,8 @@ TARGET = "torch:autograd.backward"
 """`Tensor.backward` calls this. It is named from torch, whose dynamo is complete only when torch is imported."""
 TASK = attributes("torch._C:", "_current_graph_task_id")
 """What says whether a backward is under way."""
+NO_TASK = -1
+"""What that says if none is."""
 NAME = BACKWARD
 
 
@@ -49,7 +51,7 @@ def is_in_backward() -> bool:
     """Tell whether this thread works for a backward right now."""
     import torch
 
-    return bool(torch._C._current_graph_task_id() != -1)
+    return bool(torch._C._current_graph_task_id() != NO_TASK)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from rltrace.events import FORWARD, LOAD_WEIGHTS
@@ -19,7 +19,7 @@ from rltrace.hooks.boundaries import WATCHERS
 from rltrace.hooks.hook import ENTERING, NOT_ENTERED, Function, Hook
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.host.interruption import own_failure
-from rltrace.instrument.torch.autograd import TASK, is_in_backward
+from rltrace.instrument.torch.autograd import NO_TASK, TASK
 from rltrace.instrument.torch.between import BETWEEN
 from rltrace.instrument.torch.dynamo import outside_graphs, skip_frames
 from rltrace.instrument.torch.loop_boundaries import BOUNDARIES, LOG_PROBS, UPDATE
@@ -160,6 +160,7 @@ def wrap_call(original: Function, hook: Hook) -> Function:
     import torch
 
     inside, none_inside = INSIDE, _passes_on(original)
+    task = task_under_way(hook)
     enter, after = outside_graphs(hook.timed(begin_forward)), hook.timed(end_forward)
     leave = outside_graphs(lambda opened, result, error: hook.leave(after, opened, result, error))
     leave_by_error = outside_graphs(
@@ -179,6 +180,12 @@ def wrap_call(original: Function, hook: Hook) -> Function:
     def at_root(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if inside.first:
             return in_first(module, args, kwargs)
+        if task() != NO_TASK:  # recomputed for its backward, layer by layer: a step has hundreds of these
+            inside.model = True
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                inside.model = False
         inside.model = True
         opened, is_leaving, newest = ENTERING, False, spans.newest
         try:
@@ -207,6 +214,15 @@ def wrap_call(original: Function, hook: Hook) -> Function:
     # Dynamo traces this instead of our wrapper.
     call._torchdynamo_inline = original  # type: ignore[attr-defined]
     return call
+
+
+def task_under_way(hook: Hook) -> Callable[[], int]:
+    """Return what says which backward this thread works for, `NO_TASK` if none."""
+    import torch
+
+    task = torch._C._current_graph_task_id
+    timed = hook.timed(task)
+    return task if timed is task else outside_graphs(timed)
 
 
 def _passes_on(original: Function) -> Any:
@@ -264,8 +280,8 @@ FIRST = First()
 
 
 def begin_forward(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hook: Hook) -> Any:
-    """Open the span. A module without parameters has none, and neither has one that is recomputed for its backward."""
-    number = 0 if is_in_backward() else MODELS.number(module)
+    """Open the span; a module without parameters has none."""
+    number = MODELS.number(module)
     if not number:
         return NOT_ENTERED
     hook.row.fired()

@@ -357,11 +357,11 @@ def tag_of(handle: Any) -> str:
 
 
 def addresses() -> Collection[int]:
-    """Return where the segments of all pools begin."""
+    """Return where the segments of all pools begin: the allocator's own list, because each look asks how long it is."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
     allocator = CuMemAllocator.instance
-    return () if allocator is None else set(allocator.pointer_to_data)
+    return () if allocator is None else allocator.pointer_to_data.keys()
 
 
 class Steps:

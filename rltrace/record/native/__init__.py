@@ -16,21 +16,10 @@ from __future__ import annotations
 from types import BuiltinFunctionType, MethodWrapperType
 from typing import Any
 
-from rltrace.host.interruption import own_failure
+from rltrace.host.native import module_of
 from rltrace.host.native_library import REPEATED
 
-
-def load() -> Any:
-    """Return the library; None if it was not built, not for this Python, or from another source than the one here."""
-    try:
-        from rltrace.record.native import repeated
-
-        return repeated if REPEATED.source_crc32() == repeated.SOURCE else None
-    except own_failure(ImportError, AttributeError, OSError):
-        return None
-
-
-LIBRARY: Any = load()
+LIBRARY: Any = module_of(REPEATED)
 """The library; None where everything is done in Python."""
 
 
