@@ -34,6 +34,7 @@ from rltrace.cli.echo import echo
 from rltrace.cli.exec import exec_
 from rltrace.cli.export import export
 from rltrace.cli.ls import ls
+from rltrace.cli.numpy_alone import behind_numpy
 from rltrace.cli.overhead import overhead
 from rltrace.cli.plan import plan
 from rltrace.cli.report import report
@@ -124,8 +125,14 @@ PURPOSES = {
 }
 """The commands by purpose, as the help lists them."""
 
+COMPUTE = (plan, summary, why, view, report, diff, check, overhead, sql, export)
+"""Commands that need numpy."""
+
 for command in itertools.chain.from_iterable(PURPOSES.values()):
     main.add_command(command)
+for command in COMPUTE:
+    assert command.callback is not None
+    command.callback = behind_numpy(command.callback)
 
 
 def _exit_code(invoke: Callable[[], Any]) -> int:

@@ -868,12 +868,6 @@ PUBLIC Decoder *rltrace_new(int32_t many, const char *const *keys, const int32_t
     return decoder;
 }
 
-static void free_texts(Texts *texts) {
-    free(texts->letters.data);
-    free(texts->ends.data);
-    free(texts->table);
-}
-
 static void free_columns(Decoder *decoder) {
     Bytes *columns = (Bytes *)&decoder->columns;
     for (size_t n = 0; n < sizeof(Columns) / sizeof(Bytes); n++) free(columns[n].data);

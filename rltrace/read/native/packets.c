@@ -481,9 +481,7 @@ PUBLIC Packets *rltrace_packets_new(const uint8_t *sequence, uint32_t length, in
 }
 
 static void forget_texts(Texts *texts) {
-    free(texts->letters.data);
-    free(texts->ends.data);
-    free(texts->table);
+    free_texts(texts);
     memset(texts, 0, sizeof *texts);
 }
 

@@ -1,4 +1,7 @@
-/* Texts by number: each is kept once. */
+/* Texts by number: each is kept once.
+
+   What a program says it says again in the same order, such as the owners of memory at each boundary: the text that has
+   followed another one mostly follows it the next time too, and is looked at first. */
 
 #ifndef TEXTS_H
 #define TEXTS_H
@@ -8,8 +11,10 @@
 typedef struct {
     Bytes letters;  /* of all texts, one behind the other */
     Bytes ends;     /* int64_t: where each text ends in `letters` */
+    Bytes follows;  /* int32_t: the number of the text that was asked for behind each; at first its own */
     int32_t *table; /* numbers of texts by their hashes, or NONE */
     size_t slots, many;
+    int32_t last; /* the text that was asked for last, if there is any */
 } Texts;
 
 static inline uint64_t hash_of(const uint8_t *text, uint32_t length) {
@@ -67,19 +72,45 @@ static int rehash(Texts *texts, size_t slots) {
     return SOUND;
 }
 
+static inline int is_text(const Texts *texts, int32_t number, const uint8_t *text, uint32_t length) {
+    uint32_t known_length;
+    const uint8_t *known = text_at(texts, number, &known_length);
+    return known_length == length && is_same(known, text, length);
+}
+
 /* Return the number of a text, a new one if it is new; NONE if memory is short. */
-static int32_t intern(Texts *texts, const uint8_t *text, uint32_t length) {
+static int32_t number_of(Texts *texts, const uint8_t *text, uint32_t length) {
     if (texts->many * 2 >= texts->slots && rehash(texts, texts->slots ? texts->slots * 2 : 1024)) return NONE;
     size_t slot = hash_of(text, length) & (texts->slots - 1);
-    for (; texts->table[slot] != NONE; slot = (slot + 1) & (texts->slots - 1)) {
-        uint32_t known_length;
-        const uint8_t *known = text_at(texts, texts->table[slot], &known_length);
-        if (known_length == length && is_same(known, text, length)) return texts->table[slot];
-    }
-    if (texts->many >= INT32_MAX || room(&texts->ends, 8) || append(&texts->letters, text, length)) return NONE;
+    for (; texts->table[slot] != NONE; slot = (slot + 1) & (texts->slots - 1))
+        if (is_text(texts, texts->table[slot], text, length)) return texts->table[slot];
+    if (texts->many >= INT32_MAX || room(&texts->ends, 8) || room(&texts->follows, 4) ||
+        append(&texts->letters, text, length))
+        return NONE;
     PUT(texts->ends, int64_t, texts->letters.size);
+    PUT(texts->follows, int32_t, texts->many);
     texts->table[slot] = (int32_t)texts->many;
     return (int32_t)texts->many++;
+}
+
+/* Return the same, and remember that it was asked for. */
+static inline int32_t intern(Texts *texts, const uint8_t *text, uint32_t length) {
+    int32_t number = NONE;
+    if (texts->many) {
+        int32_t likely = ((int32_t *)texts->follows.data)[texts->last];
+        if (is_text(texts, likely, text, length)) return texts->last = likely;
+    }
+    number = number_of(texts, text, length);
+    if (number == NONE) return NONE;
+    if (texts->many > 1) ((int32_t *)texts->follows.data)[texts->last] = number;
+    return texts->last = number;
+}
+
+static void free_texts(Texts *texts) {
+    free(texts->letters.data);
+    free(texts->ends.data);
+    free(texts->follows.data);
+    free(texts->table);
 }
 
 #endif
