@@ -21,6 +21,8 @@ from rltrace.record import cluster, spans
 os.environ.setdefault("RAY_TMPDIR", "/tmp")  # short: the clusters of the tests' own programs hold Unix sockets there
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # a process per CPU that no actor of ours ever uses
 os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15 other tests starve its workers
+for library in ("OMP", "OPENBLAS"):  # threads of small computations wait for each other in loops, on all processors
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
