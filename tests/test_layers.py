@@ -51,7 +51,8 @@ DOORS = {
 
 INSIDE = {
     "rltrace.host": {
-        "nvml": {"clock"},
+        "native": {"native_library"},
+        "nvml": {"clock", "native"},
         "machine": {"nvml"},
     },
     "rltrace.instrument": {

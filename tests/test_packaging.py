@@ -17,7 +17,7 @@ import pytest
 from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 
-from rltrace.host.native_library import DECODER
+from rltrace.host.native_library import DECODER, LIBRARIES, NativeLibrary
 
 ROOT = Path(__file__).parent.parent
 SOURCES = {
@@ -25,6 +25,7 @@ SOURCES = {
     "rltrace_exporters": ROOT / "exporters" / "rltrace_exporters",
     "rltrace_reference": ROOT / "reference_run" / "rltrace_reference",
 }
+NATIVE = {f"rltrace/{library.name}" for library in LIBRARIES}
 
 
 def _built(folder: Path, **environment: str) -> Path:
@@ -65,7 +66,7 @@ def test_wheel_holds_every_file(wheel: zipfile.ZipFile) -> None:
         for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     }
-    assert inside == source | {"rltrace/read/native/decoder.so", "rltrace/record/native/repeated.abi3.so"}
+    assert inside == source | NATIVE
     assert "rltrace/py.typed" in inside
 
 
@@ -86,25 +87,26 @@ def test_wheel_says_which_glibc_it_needs(wheel: zipfile.ZipFile, tmp_path: Path)
     (tag,) = parse_wheel_filename(Path(str(wheel.filename)).name)[3]
     named = re.fullmatch(r"manylinux_(\d+)_(\d+)_\w+", tag.platform)
     assert named and tag in sys_tags()
-    for name in ("rltrace/read/native/decoder.so", "rltrace/record/native/repeated.abi3.so"):
+    for name in sorted(NATIVE):
         said = subprocess.run(
             ["objdump", "-p", wheel.extract(name, tmp_path)], capture_output=True, text=True, check=True
         )
         needed = [library.partition(".")[0] for library in re.findall(r"NEEDED +(\S+)", said.stdout)]
         assert {library.partition("-")[0] for library in needed} <= {"libc", "ld"}, "the C library and its loader"
         versions = {tuple(map(int, found)) for found in re.findall(r"GLIBC_(\d+)\.(\d+)", said.stdout)}
-        assert max(versions) <= tuple(map(int, named.groups()))
+        assert max(versions, default=(0, 0)) <= tuple(map(int, named.groups()))
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler: cc")
-def test_hooks_in_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """The wheel has the native hooks of its own source, which this Python loads."""
-    name = "rltrace.record.native.repeated"
-    library = wheel.extract(f"{name.replace('.', '/')}.abi3.so", tmp_path)
-    spec = importlib.util.spec_from_file_location(name, library)
+@pytest.mark.parametrize("built", [library for library in LIBRARIES if library.is_module], ids=lambda one: one.name)
+def test_modules_in_wheel(built: NativeLibrary, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """The wheel has each native module of its own source, which this Python loads."""
+    spec = importlib.util.spec_from_file_location(built.module_name, wheel.extract(f"rltrace/{built.name}", tmp_path))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    assert zlib.crc32(wheel.read(f"{name.replace('.', '/')}.c")) == module.SOURCE
+    folder = built.name.rpartition("/")[0]
+    sources = (wheel.read(f"rltrace/{folder}/{file.name}") for file in built.files)
+    assert zlib.crc32(b"".join(sources)) == module.SOURCE
 
 
 def test_wheel_without_compiler(tmp_path: Path) -> None:
