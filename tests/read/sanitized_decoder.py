@@ -1,5 +1,5 @@
-"""Feeds mutated segments to the native decoder, mutated arguments to the encoder, and intervals in any order to their
-arithmetic, built with AddressSanitizer and UndefinedBehaviorSanitizer.
+"""Feeds mutated segments to the native decoder and the checksum, mutated arguments to the encoder, and intervals in any
+order to their arithmetic, built with AddressSanitizer and UndefinedBehaviorSanitizer.
 
 Each segment lies in memory of exactly its size, so that a read beyond its end is seen. The first wrong access ends the
 process with a report. What the decoder returns is compared with the Python reader in `test_columns.py`.
@@ -12,6 +12,7 @@ import ctypes
 import random
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -92,6 +93,7 @@ def _feed(path: Path, segments: int, seed: int) -> Counter[str]:
                 said["segments"] += 1
                 content = _mutated(chance.choice(seeds), chance)
                 exact = (ctypes.c_char * len(content)).from_buffer_copy(content)
+                _sum_up(library, content, exact)
                 _encode(library, chance, said)
                 _compute(library, chance, said)
                 if chance.random() < 0.3:
@@ -109,6 +111,13 @@ def _feed(path: Path, segments: int, seed: int) -> Counter[str]:
         except native.UnsoundError:
             said["given up"] += 1
     return said
+
+
+def _sum_up(library: ctypes.CDLL, content: bytes, exact: ctypes.Array[ctypes.c_char]) -> None:
+    """Compute the checksum of a segment, where this processor can."""
+    found = ctypes.c_uint32()
+    if library.rltrace_crc32(exact, len(content), ctypes.byref(found)):
+        assert found.value == zlib.crc32(content)
 
 
 ARGS = (
