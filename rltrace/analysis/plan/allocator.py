@@ -26,17 +26,28 @@ LARGE_SEGMENT = 20 * MEBIBYTE
 SEGMENT_ROUNDING = 2 * MEBIBYTE
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
+class Pool:
+    """What one stream has of small blocks, or of large ones."""
+
+    is_small: bool
+    free: list[tuple[int, int, Block]] = field(default_factory=list)
+    """Its free blocks behind their sizes and addresses, in order."""
+    last: Block | None = None
+    """The last block of its segment, if that expands."""
+
+
+@dataclass(eq=False, slots=True)
 class Segment:
     """Memory from the device."""
 
     size_bytes: int
-    pool: tuple[str, bool]
+    pool: Pool
     in_use: int = 0
     """Blocks that are handed out."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Block:
     """A part of a segment, linked with its neighbours."""
 
@@ -50,7 +61,11 @@ class Block:
 
 @dataclass
 class CachingAllocator:
-    """Counts what is handed out and what is reserved."""
+    """Counts what is handed out and what is reserved.
+
+    A step of a model allocates ten thousand times, and a plan walks through several: no function is called here that is
+    not needed.
+    """
 
     is_expandable: bool = False
     limit_bytes: float = inf
@@ -62,59 +77,70 @@ class CachingAllocator:
     most_allocated_bytes: int = 0
     most_reserved_bytes: int = 0
     most_held_bytes: int = 0
-    free: dict[tuple[str, bool], list[tuple[int, int, Block]]] = field(default_factory=dict)
+    pools: dict[tuple[str, bool], Pool] = field(default_factory=dict)
+    """By stream, and whether their blocks are small."""
     segments: list[Segment] = field(default_factory=list)
     next_address: int = 0
-    last: dict[tuple[str, bool], Block] = field(default_factory=dict)
-    """The last block of each segment that expands."""
 
     def allocate(self, size_bytes: int, stream: str = "") -> Block:
         """Hand out a block."""
-        size = max(round_up(size_bytes, ROUNDING), ROUNDING)
-        pool = (stream, size <= SMALL_BYTES)
-        block = self._best_fit(size, pool) or (self._expand if self.is_expandable else self._new_segment)(size, pool)
-        self._split(block, size, pool)
+        size = -(-size_bytes // ROUNDING) * ROUNDING or ROUNDING
+        is_small = size <= SMALL_BYTES
+        pool = self.pools.get((stream, is_small)) or self._new_pool(stream, is_small)
+        free = pool.free
+        at = bisect_left(free, (size, 0))
+        if at < len(free):
+            block = free.pop(at)[2]
+        else:
+            block = (self._expand if self.is_expandable else self._new_segment)(size, pool)
+        rest = block.size_bytes - size
+        if rest >= (ROUNDING if is_small else SMALL_BYTES + 1):
+            self._split(block, size, rest)
         block.is_free = False
         self.allocated_bytes += block.size_bytes
+        segment = block.segment
         if self.is_expandable:
             self.held_bytes = self.allocated_bytes
-        elif not block.segment.in_use:
-            self.held_bytes += block.segment.size_bytes
-        block.segment.in_use += 1
-        self.most_allocated_bytes = max(self.most_allocated_bytes, self.allocated_bytes)
-        self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
+        elif not segment.in_use:
+            self.held_bytes += segment.size_bytes
+        segment.in_use += 1
+        if self.allocated_bytes > self.most_allocated_bytes:
+            self.most_allocated_bytes = self.allocated_bytes
+        if self.held_bytes > self.most_held_bytes:
+            self.most_held_bytes = self.held_bytes
         return block
 
     def release(self, block: Block) -> None:
         """Take a block back into the cache."""
+        segment = block.segment
         self.allocated_bytes -= block.size_bytes
-        block.segment.in_use -= 1
+        segment.in_use -= 1
         if self.is_expandable:
             self.held_bytes = self.allocated_bytes
-        elif not block.segment.in_use:
-            self.held_bytes -= block.segment.size_bytes
+        elif not segment.in_use:
+            self.held_bytes -= segment.size_bytes
+        free = segment.pool.free
         for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.is_free:
-                self._take(neighbour)
-                self._merge(block, neighbour)
-        self._put(block)
+                del free[bisect_left(free, (neighbour.size_bytes, neighbour.address))]
+                _merge(block, neighbour)
+        block.is_free = True
+        insort(free, (block.size_bytes, block.address, block))
 
     def empty_cache(self) -> None:
         """Give segments, or pages, of which nothing is handed out back to the device."""
         if self.is_expandable:
             self._unmap()
             return
-        for pool, blocks in self.free.items():
-            self.free[pool] = [entry for entry in blocks if entry[2].segment.in_use]
+        for pool in self.pools.values():
+            pool.free = [entry for entry in pool.free if entry[2].segment.in_use]
         self.segments = [segment for segment in self.segments if segment.in_use]
         self.reserved_bytes = sum(segment.size_bytes for segment in self.segments)
 
-    def _best_fit(self, size: int, pool: tuple[str, bool]) -> Block | None:
-        blocks = self.free.get(pool, [])
-        at = bisect_left(blocks, (size, 0))
-        return blocks.pop(at)[2] if at < len(blocks) else None
+    def _new_pool(self, stream: str, is_small: bool) -> Pool:
+        return self.pools.setdefault((stream, is_small), Pool(is_small))
 
-    def _new_segment(self, size: int, pool: tuple[str, bool]) -> Block:
+    def _new_segment(self, size: int, pool: Pool) -> Block:
         segment = Segment(segment_bytes(size), pool)
         if self.reserved_bytes + segment.size_bytes > self.limit_bytes:
             self.empty_cache()
@@ -127,19 +153,17 @@ class CachingAllocator:
         self.next_address += segment.size_bytes
         return block
 
-    def _expand(self, size: int, pool: tuple[str, bool]) -> Block:
+    def _expand(self, size: int, pool: Pool) -> Block:
         """Let a segment grow at its end, where a free block may be that is too small."""
-        page = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT
-        last = self.last.get(pool)
+        page, last = _page(pool), pool.last
         if last is not None and last.is_free:
-            self._take(last)
+            del pool.free[bisect_left(pool.free, (last.size_bytes, last.address))]
             block, grown = last, round_up(size - last.size_bytes, page)
             block.size_bytes += grown
         else:
             grown = round_up(size, page)
             segment = last.segment if last is not None else Segment(0, pool)
-            block = Block(segment, self.next_address, grown, before=last)
-            self.last[pool] = block
+            block = pool.last = Block(segment, self.next_address, grown, before=last)
             if last is not None:
                 last.after = block
         self.next_address += grown
@@ -149,51 +173,48 @@ class CachingAllocator:
 
     def _unmap(self) -> None:
         """Give back the whole pages of free blocks; what is allocated later grows at the end."""
-        for pool, blocks in self.free.items():
-            page = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT
-            for size, _, block in blocks:
+        for pool in self.pools.values():
+            page = _page(pool)
+            for size, _, block in pool.free:
                 self.reserved_bytes -= size // page * page
                 if block.before is not None:
                     block.before.after = None
                 if block.after is not None:
                     block.after.before = None
-                if self.last.get(pool) is block:
-                    del self.last[pool]
-            blocks.clear()
+                if pool.last is block:
+                    pool.last = None
+            pool.free.clear()
 
-    def _split(self, block: Block, size: int, pool: tuple[str, bool]) -> None:
-        rest = block.size_bytes - size
-        if rest < (ROUNDING if pool[1] else SMALL_BYTES + 1):
-            return
-        other = Block(block.segment, block.address + size, rest, before=block, after=block.after)
+    def _split(self, block: Block, size: int, rest: int) -> None:
+        """Make a free block of what a block has too much."""
+        pool = block.segment.pool
+        other = Block(block.segment, block.address + size, rest, block, block.after, True)
         if block.after is not None:
             block.after.before = other
         block.after, block.size_bytes = other, size
-        if self.last.get(pool) is block:
-            self.last[pool] = other
-        self._put(other)
+        if pool.last is block:
+            pool.last = other
+        insort(pool.free, (rest, other.address, other))
 
-    def _merge(self, block: Block, neighbour: Block) -> None:
-        """Make the block as large as both."""
-        if neighbour is block.before:
-            block.address, block.before = neighbour.address, neighbour.before
-            if block.before is not None:
-                block.before.after = block
-        else:
-            block.after = neighbour.after
-            if block.after is not None:
-                block.after.before = block
-            if self.last.get(block.segment.pool) is neighbour:
-                self.last[block.segment.pool] = block
-        block.size_bytes += neighbour.size_bytes
 
-    def _put(self, block: Block) -> None:
-        block.is_free = True
-        insort(self.free.setdefault(block.segment.pool, []), (block.size_bytes, block.address, block))
+def _page(pool: Pool) -> int:
+    """Return by how much a segment that expands grows."""
+    return SMALL_SEGMENT if pool.is_small else LARGE_SEGMENT
 
-    def _take(self, block: Block) -> None:
-        blocks = self.free[block.segment.pool]
-        del blocks[bisect_left(blocks, (block.size_bytes, block.address))]
+
+def _merge(block: Block, neighbour: Block) -> None:
+    """Make the block as large as both."""
+    if neighbour is block.before:
+        block.address, block.before = neighbour.address, neighbour.before
+        if block.before is not None:
+            block.before.after = block
+    else:
+        block.after = neighbour.after
+        if block.after is not None:
+            block.after.before = block
+        if block.segment.pool.last is neighbour:
+            block.segment.pool.last = block
+    block.size_bytes += neighbour.size_bytes
 
 
 def segment_bytes(size_bytes: int) -> int:
