@@ -558,9 +558,10 @@ class PlainParams(Params):
 
     def say_learns(self, learns: bool) -> None:
         # What nobody trains is moved, filled and emptied as a whole: the first and the last of each kind stand for all.
+        alive = ((place, known()) for place, (known, _) in enumerate(self._parameters))
         kinds = [
-            place if learns and parameter.requires_grad else (parameter.shape, parameter.dtype)
-            for place, parameter in enumerate(self.trained())
+            place if parameter is None or (learns and parameter.requires_grad) else (parameter.shape, parameter.dtype)
+            for place, parameter in alive
         ]
         self._asked = [self._parameters[place][0] for place in ends_of_kinds(kinds)]
 

@@ -1,6 +1,6 @@
 /* The checksum of a segment, CRC-32 as zlib computes it, where the processor can multiply without carry.
 
-   64 bytes are folded into the 64 behind them at a time, so that a gigabyte takes a tenth of a second instead of eight.
+   64 bytes are folded into the 64 behind them at a time: a gigabyte takes 0.1 s instead of zlib's 0.6.
    Source: Gopal and others, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009. */
 
 #include <stddef.h>
