@@ -74,9 +74,9 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     folders = [tmp_path_factory.mktemp(name) for name in ("hooked", "bare")]
     hooked = train(folders[0], "fsdp2", ranks=2, source=SOURCE)
     bare = train(folders[1], "fsdp2", ranks=2, source=SOURCE, RLTRACE_DISABLE="fsdp2,torch_optim")
-    without = json.loads(bare.out)["recorded"]
+    without = json.loads(bare.out)  # of what other hooks call in the same state
     spans = sum(span.name != "training" for span in hooked.spans()) / RECORDED_STEPS / 2
-    return {kind: (count - without) / spans for kind, count in json.loads(hooked.out).items()}
+    return {kind: (count - without[kind]) / spans for kind, count in json.loads(hooked.out).items()}
 
 
 def test_calls_of_a_span(calls: dict[str, float]) -> None:
@@ -85,8 +85,8 @@ def test_calls_of_a_span(calls: dict[str, float]) -> None:
 
 
 def test_calls_of_a_paused_hook(calls: dict[str, float]) -> None:
-    """A paused hook is a few calls."""
-    assert 0 < calls["paused"] < 4
+    """A paused hook is a few calls; those of other hooks, paused too, are not among them."""
+    assert 0 < calls["paused"] < 6
 
 
 def test_timed_hooks(tmp_path: Path) -> None:
