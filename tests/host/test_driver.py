@@ -63,6 +63,7 @@ def test_without_our_library(bindings: SimpleNamespace, monkeypatch: pytest.Monk
     assert Gpu(bindings, ctypes.pointer(ctypes.c_int(0))).memory() == Memory(2, 1, 4)
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler: cc")
 @pytest.mark.parametrize("given", [(), (1,), ("one", "two"), (1, 2, 3)])
 def test_other_arguments_are_refused(given: tuple[Any, ...]) -> None:
     """What is no address is not called."""
