@@ -144,7 +144,9 @@ def test_it_waits_for_the_run(watched: Watched) -> None:
 
 def test_everything_is_on_the_screen(watched: Watched) -> None:
     """Phases, memory, rollout, steps with their rewards, and errors, each with its figures."""
-    screen = watched.terminal.until(lambda screen: "step 2" in screen and "Findings" in screen)
+    screen = watched.terminal.until(
+        lambda screen: "step 2" in screen and "Findings" in screen and "more lines" not in screen
+    )
     for rank in range(2):
         assert re.search(rf"^rank {rank} +rollout.generate +[\d.]+ s +in wait for tokens", screen, re.MULTILINE)
         assert re.search(rf"^rank {rank} ▕█+░+▏ 9.0 GiB", screen, re.MULTILINE)
