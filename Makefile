@@ -111,4 +111,4 @@ bench: $(VENV)/dev.done native  ## Measure what recording, exporting and reading
 
 .PHONY: clean
 clean:  ## Remove what was made, Recordings apart
-	rm -rf $(VENV) rltrace/read/native/decoder.so rltrace/record/native/repeated.abi3.so rltrace/host/native/driver.abi3.so .frameworks .perfetto .mypy_cache .ruff_cache .pytest_cache dist site
+	rm -rf $(VENV) rltrace/*/native/*.so .frameworks .perfetto .mypy_cache .ruff_cache .pytest_cache dist site

@@ -80,7 +80,7 @@ class NativeLibrary(NamedTuple):
 
 DECODER = NativeLibrary(
     "read/native/decoder.so",
-    ("arrays.h", "msgpack.h", "texts.h"),
+    ("arrays.h", "msgpack.h", "public.h", "texts.h"),
     ("decoder.c", "packets.c", "intervals.c", "crc32.c"),
     is_module=False,
     optimization="-O3",

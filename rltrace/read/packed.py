@@ -15,6 +15,7 @@ import json
 import os
 import re
 import struct
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,12 @@ _HEAD = struct.Struct("<5I")
 
 class DamagedError(OSError):
     """Columns that are not as they were written."""
+
+
+def sum_of(content: bytes) -> Sum:
+    """Return size and checksum of a segment; natively if it will be decoded natively, which takes numpy."""
+    native = sys.modules.get("rltrace.read.native")
+    return checksum.of_bytes(content) if native is None else Sum(len(content), native.crc32(content))
 
 
 # ---- one segment ------------------------------------------------------------------------------------------------
@@ -190,7 +197,7 @@ def made(segments: Sequence[Packed]) -> bytes:
     blocks = [pack(segment.content) for segment in segments]
     said, at = [], 0
     for segment, block in zip(segments, blocks, strict=True):
-        size_bytes, crc32 = checksum.of_bytes(segment.content)
+        size_bytes, crc32 = sum_of(segment.content)
         lacks = {"lacks": segment.lacks} if segment.lacks else {}
         place = {"segment": segment.name, "bytes": size_bytes, "crc32": crc32, "at": at, "packed": len(block)}
         said.append({**place, **lacks})
@@ -242,7 +249,7 @@ class Store:
             raise DamagedError(0, "larger than any segment", str(place.file))
         packed = regular_file.part(place.file, place.at, place.packed_bytes, self._limits)
         content = unpack(packed, size_bytes)
-        if checksum.of_bytes(content) != place.sum:
+        if sum_of(content) != place.sum:
             raise DamagedError(0, "not as it was written", str(place.file))
         return content
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 from collections.abc import Callable, Iterable, Iterator, Set
 from functools import cached_property
 from pathlib import Path
@@ -31,12 +30,6 @@ _CLOCK = ("boot_id", "time_namespace", "monotonic_ns", "realtime_ns")
 
 MOST_COUNT = 1 << 53
 """A larger count is damage: nothing happens so often."""
-
-
-def sum_of(content: bytes) -> checksum.Sum:
-    """Return size and checksum of a segment; natively if it will be decoded natively, which takes numpy."""
-    native = sys.modules.get("rltrace.read.native")
-    return checksum.of_bytes(content) if native is None else checksum.Sum(len(content), native.crc32(content))
 
 
 class Process:
@@ -355,7 +348,7 @@ class Process:
     def _is_earlier(self, name: str, content: bytes) -> bool:
         """Return whether a segment is not as it was when it was closed, or was made brief after that."""
         seal = self.seal(name)
-        return seal is not None and sum_of(content) not in (seal, *self.removed.segments.get(name, ()))
+        return seal is not None and packed.sum_of(content) not in (seal, *self.removed.segments.get(name, ()))
 
     def segments(self, known: Set[str] = frozenset(), *, closed_first: bool = False) -> Iterator[Segment]:
         """Yield its segments in order, and count what is not as it was written, as `events` does.
@@ -586,7 +579,7 @@ class Process:
             elif self.has_checksums:
                 self.unsealed[name] = len(content.rstrip(b"\0"))
             return False
-        if sum_of(content) in (seal, *self.removed.segments.get(name, ())):
+        if packed.sum_of(content) in (seal, *self.removed.segments.get(name, ())):
             return True
         self.damaged_segments += 1
         return False

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rltrace.read import native
-from rltrace.read.process import sum_of
+from rltrace.read.packed import sum_of
 
 
 @given(st.binary(max_size=400), st.integers(0, 70))

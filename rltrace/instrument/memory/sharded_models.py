@@ -21,7 +21,7 @@ from rltrace.hooks.hook import After, Function, Hook
 from rltrace.hooks.patching import PatchSet
 from rltrace.hooks.wrapping import wrap_function
 from rltrace.host import memory
-from rltrace.instrument.memory.work import ACTOR, REF, REWARD, WORK, Work, trained_subject
+from rltrace.instrument.memory.work import ACTOR, REF, REWARD, WORK, Work, is_trained, trained_subject
 from rltrace.instrument.torch.fsdp1 import WRAPPER
 from rltrace.instrument.torch.fsdp2 import PACKAGE, groups_of
 
@@ -218,9 +218,7 @@ class Models:
         """Return the parameters that learn and that are in no module that is sharded or wrapped by DDP."""
         wrapped = {id(module) for module in self._wrapped_modules()}
         learning = [
-            params
-            for subject, params in self._groups()
-            if isinstance(params, PlainParams) and trained_subject(subject) == subject
+            params for subject, params in self._groups() if isinstance(params, PlainParams) and is_trained(subject)
         ]
         plain = [params for params in learning if id(params.holder()) not in wrapped]
         return [one for params in plain for one in params.trained() if one.requires_grad]
@@ -263,7 +261,7 @@ class Models:
             self._name(sharded)
             self._known = key, [(self.roles.subject_of(params), params) for params in groups]
             for subject, params in self._known[1]:
-                params.say_learns(trained_subject(subject) == subject)
+                params.say_learns(is_trained(subject))
             self._few = ends_of_kinds([(subject, params.kind()) for subject, params in self._known[1]])
             self._rows.clear()
             self._rows_by_few.clear()

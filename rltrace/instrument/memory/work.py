@@ -47,5 +47,10 @@ def trained_subject(subject: str | None) -> str:
     return ACTOR if subject in (None, REF, REWARD) else str(subject)
 
 
+def is_trained(subject: str | None) -> bool:
+    """Return whether somebody's model is one that learns."""
+    return trained_subject(subject) == subject
+
+
 WORK = Work()
 """The work of this process."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from rltrace.hooks.hook import Function, Hook
 from rltrace.host.interruption import own_failure
-from rltrace.instrument.torch.autograd import address_of_task_id
+from rltrace.instrument.torch.autograd import NO_TASK, address_of_task_id
 from rltrace.instrument.torch.dynamo import outside_graphs
 from rltrace.record import repeated, spans
 
@@ -87,7 +87,7 @@ class Forwards:
                 if known and self._root_only:
                     remove(handles)
                 else:
-                    of_thread.stack.append((module, self._opens(known, in_backward() != -1)))
+                    of_thread.stack.append((module, self._opens(known, in_backward() != NO_TASK)))
             except own_failure() as error:
                 hook.failed(error)
             except BaseException as interruption:

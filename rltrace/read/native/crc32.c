@@ -6,11 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__GNUC__)
-#define PUBLIC __attribute__((visibility("default")))
-#else
-#define PUBLIC
-#endif
+#include "public.h"
 
 #if defined(__GNUC__) && defined(__x86_64__)
 
@@ -40,14 +36,12 @@ FOLDING static inline __m128i at_place(const uint8_t *data, int place) {
     return _mm_loadu_si128((const __m128i *)data + place);
 }
 
-/* Continue a checksum byte by byte. */
+/* Continue a checksum byte by byte: there are fewer than 80, for which a table would take longer. */
 static uint32_t over_bytes(uint32_t crc, const uint8_t *data, uint64_t size) {
-    uint32_t table[256];
-    for (uint32_t byte = 0; byte < 256; byte++) {
-        table[byte] = byte;
-        for (int bit = 0; bit < 8; bit++) table[byte] = table[byte] >> 1 ^ (table[byte] & 1 ? POLYNOMIAL : 0);
+    while (size--) {
+        crc ^= *data++;
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? POLYNOMIAL : 0);
     }
-    while (size--) crc = table[(crc ^ *data++) & 255] ^ crc >> 8;
     return crc;
 }
 

@@ -15,6 +15,7 @@
 
 #include "arrays.h"
 #include "msgpack.h"
+#include "public.h"
 #include "texts.h"
 
 #ifndef SOURCE
@@ -829,12 +830,6 @@ static int decode(Decoder *decoder, const uint8_t *data, size_t size, int may_gr
 }
 
 /* ---------------------------------------------------------------- what Python calls */
-
-#if defined(__GNUC__)
-#define PUBLIC __attribute__((visibility("default")))
-#else
-#define PUBLIC
-#endif
 
 /* Which source this was built from: its CRC-32, as Python computes it. */
 PUBLIC uint32_t rltrace_source(void) { return SOURCE; }

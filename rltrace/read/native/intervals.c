@@ -5,11 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__GNUC__)
-#define PUBLIC __attribute__((visibility("default")))
-#else
-#define PUBLIC
-#endif
+#include "public.h"
 
 /* Join intervals that are in the order of their starts, and leave out those that are empty. `joined` has room for
    `many`. Returns how many there are then; -1 if they are not in order. */

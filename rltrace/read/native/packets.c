@@ -14,6 +14,7 @@
 
 #include "arrays.h"
 #include "msgpack.h"
+#include "public.h"
 #include "texts.h"
 
 #define OPEN (-1)
@@ -462,12 +463,6 @@ static int encode_row(Packets *packets, const Rows *rows, int64_t row, int64_t a
 }
 
 /* ---------------------------------------------------------------- what Python calls */
-
-#if defined(__GNUC__)
-#define PUBLIC __attribute__((visibility("default")))
-#else
-#define PUBLIC
-#endif
 
 /* Make an encoder for one sequence of packets, given the fields that each packet has of it. */
 PUBLIC Packets *rltrace_packets_new(const uint8_t *sequence, uint32_t length, int32_t remembered) {

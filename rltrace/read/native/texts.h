@@ -95,14 +95,13 @@ static int32_t number_of(Texts *texts, const uint8_t *text, uint32_t length) {
 
 /* Return the same, and remember that it was asked for. */
 static inline int32_t intern(Texts *texts, const uint8_t *text, uint32_t length) {
-    int32_t number = NONE;
     if (texts->many) {
         int32_t likely = ((int32_t *)texts->follows.data)[texts->last];
         if (is_text(texts, likely, text, length)) return texts->last = likely;
     }
-    number = number_of(texts, text, length);
+    int32_t number = number_of(texts, text, length);
     if (number == NONE) return NONE;
-    if (texts->many > 1) ((int32_t *)texts->follows.data)[texts->last] = number;
+    ((int32_t *)texts->follows.data)[texts->last] = number;
     return texts->last = number;
 }
 
