@@ -184,6 +184,42 @@ def test_inferred_steps_are_chosen_too(tmp_path: Path) -> None:
     assert summarize(done.recording).kernels_missed == []
 
 
+AHEAD = """
+    import os
+    import torch
+    ahead, behind = os.pipe(), os.pipe()
+    child = os.fork()  # two ranks, of which the parent is a step ahead
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for number in range(4):
+        if not child and number == %(chosen)d - 1:
+            os.read(ahead[0], 1)
+        for _ in range(1 + number):
+            model(torch.ones(3, 8)).sum().backward()
+        if child and number == %(chosen)d:
+            os.write(ahead[1], b"1")
+            os.read(behind[0], 1)
+        if not child and number == %(chosen)d - 1:
+            os.write(behind[1], b"1")
+        optimizer.step()
+        optimizer.zero_grad()
+    if child:
+        os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("chosen", [1, 3])
+def test_a_rank_ahead_does_not_begin_the_steps_of_another(tmp_path: Path, chosen: int) -> None:
+    """A rank that reaches a step first does not make the others record the end of the step before."""
+    done = run_traced(tmp_path, AHEAD % {"chosen": chosen}, RLTRACE_KERNELS=str(chosen))
+    assert done.returncode == 0, done.err
+    for process in done.recording.processes:
+        step = next(one for one in spans_of(process, STEP) if one.args["step"] == chosen)
+        forwards = spans_of(process, "op.aten::linear")
+        assert len(forwards) == len(inside(forwards, step)) == chosen + 1
+    assert summarize(done.recording).kernels_missed == []
+
+
 def begins(loop: LoopSteps, *phases: str) -> list[int | None]:
     """The step that runs as each of these phases begins."""
     return [loop.reaches(Boundary((phase,), is_end=False)) for phase in phases]

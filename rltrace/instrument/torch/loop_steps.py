@@ -35,6 +35,11 @@ class LoopSteps:
         """Whether the step that runs would be one if nothing came any more: generated and learned from."""
         return self._number is not None and bool(self._begun) and self._has_learned
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an optimizer has stepped, so that steps of this process can be told apart."""
+        return bool(self._counts)
+
     def reaches(self, boundary: Boundary) -> int | None:
         """Return the step that runs once a boundary is reached; None outside of any."""
         if boundaries.are_told():

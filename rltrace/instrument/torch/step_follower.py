@@ -1,10 +1,11 @@
 """Finds out in which of the chosen steps this process is, and has something kept of each.
 
 A process with `step` spans of its own goes by these, from just before such a span until just after it. One whose loop
-marks no steps goes by those that are inferred of it (`loop_steps.py`), unless somebody in the run marks steps. Any
-other process, a worker or an engine, looks at each phase boundary whether such a step runs, as `allocation_steps.py`
-says. It begins at its first boundary inside the step, and writes at its first one after the step, or when it ends. An
-engine's worker also looks whenever it executes its model (`look`).
+marks no steps goes by those that are inferred of it (`loop_steps.py`), unless somebody in the run marks steps: from its
+first optimizer step on by those alone, because another rank may be a step ahead. Any other process, a worker or an
+engine, looks at each phase boundary whether such a step runs, as `allocation_steps.py` says. It begins at its first
+boundary inside the step, and writes at its first one after the step, or when it ends. An engine's worker also looks
+whenever it executes its model (`look`).
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class Follower:
     def optimizer_stepped(self, number: Any) -> None:
         """End a step that nobody marks, if this was the last of its optimizers. Never raises."""
         try:
-            self._lock.run(lambda: self._infer(self._loop.stepped(number)))
+            self._lock.run(self._learn, number)
         except own_failure() as error:
             self._hook.failed(error)
 
@@ -194,6 +195,16 @@ class Follower:
 
     # -- steps that nobody marks
 
+    def _learn(self, optimizer: Any) -> None:
+        number = self._loop.stepped(optimizer)
+        if self._kept.step not in self._own.open and self._goes_by_loop():
+            self._kept.on(Event.DISOWN)
+        self._infer(number)
+
+    def _goes_by_loop(self) -> bool:
+        """Return whether this process trains in steps that nobody marks, so that steps of others are not its own."""
+        return self._loop.has_stepped and not self._are_marked()
+
     def _infer(self, number: int | None) -> None:
         """Begin the step that runs, as far as anybody can tell, and end the one before it."""
         before = self._own.inferred
@@ -212,7 +223,7 @@ class Follower:
     # -- steps of others
 
     def _look(self) -> None:
-        if not self._own.begun and not self._own.open:
+        if not self._own.begun and not self._own.open and not self._goes_by_loop():
             running = self._now()
             if self._kept.step not in running:
                 self._leave()
