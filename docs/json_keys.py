@@ -17,6 +17,7 @@ from rltrace.analysis.checks import Checked
 from rltrace.analysis.difference import Difference
 from rltrace.analysis.findings import Why
 from rltrace.analysis.listing import ListedRun
+from rltrace.analysis.moments import Boundary
 from rltrace.analysis.plan.plan import Plan
 from rltrace.analysis.summary import Summary
 
@@ -53,6 +54,9 @@ JSON_TYPES = {
     "None": "null",
     "Any": "any value",
 }
+
+COLUMNS = {"Boundaries": Boundary}
+"""Types that JSON has as lists, with what they are made of."""
 
 Struct = type[msgspec.Struct]
 
@@ -100,8 +104,12 @@ def section(struct: Struct, paths: list[str]) -> str:
 
 @functools.cache
 def annotations(struct: Struct) -> dict[str, str]:
-    """Each field's type as the source has it, inherited fields first."""
-    return {name: annotation for base in _bases(struct) for name, (annotation, _) in _fields(base).items()}
+    """Each field's type as the source has it, inherited fields first; columns are a list of what they are made of."""
+    return {
+        name: f"list[{COLUMNS[annotation].__name__}]" if annotation in COLUMNS else annotation
+        for base in _bases(struct)
+        for name, (annotation, _) in _fields(base).items()
+    }
 
 
 @functools.cache
@@ -143,6 +151,8 @@ def structs_of(struct: Struct) -> dict[str, Struct]:
         for name, value in vars(sys.modules[base.__module__]).items():
             if isinstance(value, type) and issubclass(value, msgspec.Struct) and value is not msgspec.Struct:
                 known[name] = value
+            elif name in COLUMNS:
+                known[COLUMNS[name].__name__] = COLUMNS[name]
     return known
 
 

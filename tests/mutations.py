@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-import msgspec
 from rich.console import Console
 from rltrace_exporters.archive import Archive
 from rltrace_exporters.memory import Memory
@@ -26,6 +25,7 @@ from rltrace_exporters.perfetto import Perfetto
 from rltrace.analysis.budget import budget
 from rltrace.analysis.checks import checked
 from rltrace.analysis.difference import difference, same_program, settings
+from rltrace.analysis.encoded import as_json
 from rltrace.analysis.findings import Why, why
 from rltrace.analysis.measures import Judged
 from rltrace.analysis.summary import Summary, analyse
@@ -312,7 +312,7 @@ def read(path: Path, chance: random.Random, *, is_quick: bool = True) -> Summary
     run = Judged(summary, judged)
     gate = checked(run, LIMITS, run)
     assert not [change for change in found.findings if change.change in ("gone", "new")]
-    json.loads(msgspec.json.encode((summary, found, judged, gate)))
+    json.loads(as_json((summary, found, judged, gate)))
     Perfetto().write(recording, io.BytesIO())
     Archive().write(recording, io.BytesIO())
     if not is_quick or chance.random() < 0.15:

@@ -9,9 +9,9 @@ about the sync's stages, `spans.py` and `open_spans.py` about spans that are no 
 are one rank, `intervals.py` does the arithmetic. `rollout.py` is about the trajectories that `trajectories.py` joins.
 
 Bytes: `ledger.py` sets the owners of a device against its total, moment by moment; `memory.py` takes peaks and phase
-boundaries from it. `same_moment.py` says which samples belong together, and in older Recordings `unstamped.py`;
-`looks.py` reads what samples say. `allocations.py`, `allocated_peaks.py`, `used_memory.py` and `host_memory.py` see
-what lies in between and beside. `transactions.py` judges sleeps and wake-ups.
+boundaries from it, which are values of `moments.py`. `same_moment.py` says which samples belong together, and in older
+Recordings `unstamped.py`; `looks.py` reads what samples say. `allocations.py`, `allocated_peaks.py`, `used_memory.py`
+and `host_memory.py` see what lies in between and beside. `transactions.py` judges sleeps and wake-ups.
 
 Processes: `processes.py` says of each whether it lives, ended or died, `fates.py` whether that was as it should be.
 `errors.py` are exceptions, `hooks.py` says which hooks fired, `clocks.py` how far each clock can be trusted,
@@ -21,8 +21,8 @@ Findings: `findings/` says what bounds a step (`why`). `checks.py` judges a run 
 reads them, `measures.py` has the figures that they are about, `noise.py` tells a change of steps from chance, and
 `series.py` has the steps one by one.
 
-Commands ask `figures.py`, which computes them once and keeps those of a large run. `metrics.py` grows row by row
-instead, with a run that goes on.
+Commands ask `figures.py`, which computes them once and keeps those of a large run. `encoded.py` makes JSON of them.
+`metrics.py` grows row by row instead, with a run that goes on.
 
 Other commands: `difference.py` and `finding_changes.py` (`diff`), `overhead.py`, `listing.py` (`ls`), `first_look.py`
 (`view`); `selected.py` and `step_times.py` are the part of a run that options choose.

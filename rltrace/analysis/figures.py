@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from rltrace import plugins
+from rltrace.analysis.encoded import from_kept, to_keep
 from rltrace.analysis.findings import Why, why
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.selected import selected
@@ -83,7 +84,7 @@ def _made(recording: Recording, damaged: list[str] | None = None) -> Figures:
 
 def _load(cache: Cache) -> _Kept | None:
     content = cache.load()
-    return None if content is None else msgspec.msgpack.decode(content, type=_Kept)
+    return None if content is None else from_kept(content, _Kept)
 
 
 def _kept(recording: Recording) -> Figures:
@@ -97,5 +98,5 @@ def _kept(recording: Recording) -> Figures:
     made = _made(recording, cache.damaged)
     summary, judged, damaged = made.summary, made.why, made.damaged
     del made  # and with it all spans, before as much is written
-    cache.save(msgspec.msgpack.encode(_Kept(summary, judged)))
+    cache.save(to_keep(_Kept(summary, judged)))
     return Figures(summary, lambda: judged, damaged)

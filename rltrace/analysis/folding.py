@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from rltrace.analysis.gpu_work import COLLECTIVES
+from rltrace.analysis.moments import Boundaries
 from rltrace.analysis.steady import together
 from rltrace.analysis.summary import Folded, Summary
 from rltrace.events import SAMPLER
@@ -226,9 +227,11 @@ def _of_steps(item: Any, there: Kept) -> Any:
     """Return an item with those of its own items that are of a step that is there."""
     if there.steps is None or not isinstance(item, msgspec.Struct):
         return item
-    changed = {}
+    changed: dict[str, Any] = {}
     for name in item.__struct_fields__:
         inner = getattr(item, name)
-        if isinstance(inner, list) and inner and hasattr(inner[0], "step"):
+        if isinstance(inner, Boundaries):
+            changed[name] = inner.part(inner.step.are_in({None, *there.steps}))
+        elif isinstance(inner, list) and inner and hasattr(inner[0], "step"):
             changed[name] = [one for one in inner if one.step is None or one.step in there.steps]
     return msgspec.structs.replace(item, **changed) if changed else item

@@ -27,6 +27,7 @@ from rltrace.analysis.ledger import (
 )
 from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, Places, looks
 from rltrace.analysis.moment_times import MomentTimes
+from rltrace.analysis.moments import Boundaries, Coded, Moment, where_known
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.phase_times import PhaseSpans, PhaseTimes, phase_spans
 from rltrace.analysis.phases import ORDER
@@ -47,36 +48,6 @@ class OwnerPeak(msgspec.Struct, frozen=True):
     """When, counted from the beginning of the Recording."""
     phase: str | None
     """The rank's phase then; None outside of phases."""
-
-
-class Moment(msgspec.Struct, frozen=True):
-    """Who held a device's bytes at one moment."""
-
-    step: int | None
-    """Number of the step; None outside of steps."""
-    phase: str | None
-    """The rank's phase; None outside of phases."""
-    at_seconds: float
-    """When, counted from the beginning of the Recording."""
-    used_bytes: int
-    """The device's total if it was read, else the sum of the owners."""
-    bytes: dict[str, int]
-    """By owner; without `free` they add up to `used_bytes`."""
-    apart_seconds: float | None
-    """How far apart the times lie during which the samples of its processes hold; 0 if they intersect. In a Recording
-    without stamps the age of the oldest sample. None if nobody read the device's total."""
-    is_consistent: bool | None
-    """Whether the moment is consistent: these times intersect, or are at most 5 ms apart. In a Recording without stamps
-    an older sample may hold too, if nothing has moved since. None if nobody read the device's total."""
-
-
-class Boundary(Moment, frozen=True):
-    """A phase boundary: a phase's beginning or end, and the moment nearest to it."""
-
-    side: str
-    """`begin` or `end` of the phase."""
-    away_seconds: float
-    """From the boundary to the moment nearest to it; if more than 5 ms, the boundary is not consistent."""
 
 
 class Residual(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +125,7 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     phases: list[Moment]
     """The peak of each phase over all steps, in the order of a step. Parts of a phase that take less than 5 ms do not
     count where the phase has longer ones."""
-    boundaries: list[Boundary]
+    boundaries: Boundaries
     """Both boundaries of every phase, those of the start-up included."""
     residual: Residual | None
     """Bytes without an owner, over the phase boundaries; None if nobody read the device's total."""
@@ -202,7 +173,7 @@ def moments_of_devices(seen: Observations, windows: StepWindows) -> Iterator[tup
         yield device.lane, DeviceMoments(device.ledger, device.steps_at(times_ns), device.phases_at(times_ns))
 
 
-def phase_boundaries(seen: Observations, windows: StepWindows) -> Iterator[tuple[Lane, list[Boundary]]]:
+def phase_boundaries(seen: Observations, windows: StepWindows) -> Iterator[tuple[Lane, Boundaries]]:
     """Yield both boundaries of every phase, by device."""
     for device in _devices(seen, windows):
         yield device.lane, device.boundaries(device.edges())
@@ -306,8 +277,8 @@ class _Device:
             ((self.ledger.times_ns[moments] - self.seen.start_ns) / 1e9).tolist(),
             self.used_bytes[moments].tolist(),
             self.owned(moments),
-            _known(apart_ns / 1e9, is_known),
-            _known(is_consistent, is_known),
+            where_known((apart_ns / 1e9).tolist(), is_known),
+            where_known(is_consistent.tolist(), is_known),
         )
 
     def owned(self, moments: Places) -> list[dict[str, int]]:
@@ -412,14 +383,34 @@ class _Device:
         # A moment that is not near tells little of a boundary.
         return _Edges(moments, away_ns, self.ledger.is_consistent[moments] & (away_ns <= CONSISTENT_NS))
 
-    def boundaries(self, edges: _Edges) -> list[Boundary]:
+    def boundaries(self, edges: _Edges) -> Boundaries:
         """Return the same as they are shown."""
-        names = [self.spans.names[place] for place in np.repeat(self.spans.places, 2).tolist()]
-        steps = self.steps_at(np.repeat(self.spans.starts_ns, 2))
-        phases = self.named(names, self.ledger.times_ns[edges.moments])
-        shown = self.shown(edges.moments, edges.is_consistent, steps, phases)
-        sides = ["begin", "end"] * len(self.spans.places)
-        return [*starmap(Boundary, zip(*shown, sides, (edges.away_ns / 1e9).tolist(), strict=True))]
+        times_ns = self.ledger.times_ns[edges.moments]
+        apart_ns = self.ledger.apart_ns[edges.moments]
+        moments, moment = np.unique(edges.moments, return_inverse=True)
+        return Boundaries(
+            step=Coded(self.windows.numbers, np.repeat(self.windows.places(self.spans.starts_ns), 2)),
+            phase=self.phases_of_edges(times_ns),
+            is_end=np.tile([False, True], len(self.spans.places)),
+            at_seconds=(times_ns - self.seen.start_ns) / 1e9,
+            used_bytes=self.used_bytes[edges.moments],
+            owners=list(self.ledger.owners),
+            owned_bytes=self.owned_bytes[moments],
+            moment=moment,
+            apart_seconds=apart_ns / 1e9,
+            is_consistent=edges.is_consistent,
+            away_seconds=edges.away_ns / 1e9,
+        )
+
+    def phases_of_edges(self, times_ns: NDArray[np.int64]) -> Coded:
+        """Return the phase of each boundary; of one without a name that of its moment."""
+        names: list[str | None] = [*self.spans.names]
+        places = np.repeat(self.spans.places, 2)
+        nameless = np.flatnonzero(np.isin(places, [place for place, name in enumerate(names) if not name]))
+        for edge in nameless.tolist():
+            places[edge] = len(names)
+            names.append(self.phase_at(int(times_ns[edge])))
+        return Coded(names, places)
 
     def most_used(self) -> MostUsed | None:
         """The highest point of the line of what is used."""
@@ -541,14 +532,6 @@ class _Device:
         inside = holding(steps, ends_ns) >= 0
         took_ns = ends_ns - np.concatenate([one.starts_ns for one in samples])
         return float(took_ns[inside].sum() / (steps[:, 1] - steps[:, 0]).sum())
-
-
-def _known(values: NDArray[Any], is_known: NDArray[np.bool_]) -> list[Any]:
-    """Return values, and None where they are not known."""
-    found: list[Any] = values.tolist()
-    if is_known.all():
-        return found
-    return [value if known else None for value, known in zip(found, is_known.tolist(), strict=True)]
 
 
 def _ranges_and_ends(firsts: Places, many: Places, ends: Places) -> Places:

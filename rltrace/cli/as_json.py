@@ -14,10 +14,12 @@ def echo_json(found: Any) -> None:
     """Print figures as JSON; `?` replaces what is no text, as a folder's name may contain."""
     import msgspec
 
+    from rltrace.analysis.encoded import as_builtins, as_json
+
     try:
-        encoded = msgspec.json.encode(found)
+        encoded = as_json(found)
     except UnicodeEncodeError:
-        encoded = msgspec.json.encode(_as_text(msgspec.to_builtins(found)))
+        encoded = as_json(_as_text(as_builtins(found)))
     click.echo(in_json(msgspec.json.format(encoded, indent=2).decode()))
 
 

@@ -168,16 +168,14 @@ def _boundaries(figures: Figures) -> Any:
     found = []
     for lane, boundaries in phase_boundaries(figures.seen, figures.windows):
         fields = [column.name for column in BOUNDARIES.columns if column.field is not None]
-        of_boundaries = {name: pa.array([getattr(boundary, name) for boundary in boundaries]) for name in fields}
+        of_boundaries = {name: pa.array(boundaries.column(name)) for name in fields}
         of_boundaries["boundary"] = pa.array(np.arange(len(boundaries)))
         of_owners = {
-            "owner": pa.array([owner for boundary in boundaries for owner in boundary.bytes], pa.string()),
-            "bytes": pa.array([held for boundary in boundaries for held in boundary.bytes.values()], pa.int64()),
+            "owner": pa.array(boundaries.owners * len(boundaries), pa.string()),
+            "bytes": pa.array(boundaries.owned_bytes[boundaries.numbers["moment"]].ravel()),
         }
-        owners = [len(boundary.bytes) for boundary in boundaries]
-        found.append(
-            _of_device(BOUNDARIES, lane, of_boundaries, np.repeat(np.arange(len(boundaries)), owners), of_owners)
-        )
+        places = np.repeat(np.arange(len(boundaries)), len(boundaries.owners))
+        found.append(_of_device(BOUNDARIES, lane, of_boundaries, places, of_owners))
     return _together(BOUNDARIES, found)
 
 

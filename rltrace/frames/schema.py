@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Union
 import msgspec
 
 from rltrace.analysis.hooks import HookFigures
-from rltrace.analysis.memory import Boundary
+from rltrace.analysis.moments import Boundary
 from rltrace.analysis.phases import RankStep, Share
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.requests import STAGES

@@ -6,12 +6,12 @@ import json
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from recordings import Written, sample, span
 
 from rltrace.analysis.difference import Difference, Seconds, Setting, difference, same_program, settings
+from rltrace.analysis.encoded import as_json
 from rltrace.analysis.findings import why
 from rltrace.analysis.summary import analyse
 from rltrace.cli import main
@@ -305,4 +305,4 @@ def test_two_runs_without_steps_are_compared(tmp_path: Path) -> None:
 def test_json_is_the_value(runs: tuple[Path, Path]) -> None:
     """The keys of `--json` are the fields that docs/json.md lists."""
     value = json.loads(call(*runs, "--json").stdout)
-    assert value == json.loads(msgspec.json.encode(between(*runs)))
+    assert value == json.loads(as_json(between(*runs)))

@@ -11,7 +11,8 @@ from recordings import Written, sample, span
 
 from rltrace.analysis import summarize
 from rltrace.analysis.looks import CONSISTENT_NS, GRANULE_BYTES
-from rltrace.analysis.memory import Boundary, DeviceMemory
+from rltrace.analysis.memory import DeviceMemory
+from rltrace.analysis.moments import Boundary
 from rltrace.analysis.unstamped import consistent
 
 MIB = 1 << 20

@@ -9,12 +9,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from recordings import NO_PID, Written, sample, span, two_ranks, two_workers
 
 from rltrace.analysis import figures as kept_figures
+from rltrace.analysis.encoded import as_json
 from rltrace.analysis.figures import Figures, figures
 from rltrace.analysis.findings import why
 from rltrace.analysis.summary import Analysed, analyse
@@ -49,12 +49,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
 
 def said(found: Figures) -> tuple[bytes, bytes]:
-    return msgspec.json.encode(found.summary), msgspec.json.encode(found.why)
+    return as_json(found.summary), as_json(found.why)
 
 
 def said_by_segments(path: Path) -> tuple[bytes, bytes]:
     analysed = analyse(Recording.open(path))
-    return msgspec.json.encode(analysed.summary), msgspec.json.encode(why(analysed))
+    return as_json(analysed.summary), as_json(why(analysed))
 
 
 def over(written: Written) -> Path:

@@ -17,6 +17,7 @@ from recordings import _marked
 from same_seen import _said
 
 from rltrace.analysis import growth
+from rltrace.analysis.encoded import as_json
 from rltrace.analysis.figures import figures
 from rltrace.analysis.growth import Growth
 from rltrace.analysis.observations import Observations
@@ -167,10 +168,10 @@ def test_a_slow_thread_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.Monke
     )  # fmt: skip
     for closed, opened in (({1}, {0: len(begun)}), ({1, 2}, {0: len(begun)}), ({0, 1, 2}, {})):
         decoded.clear()
-        found = msgspec.json.encode(summarize(live.write(closed, opened)))
+        found = as_json(summarize(live.write(closed, opened)))
         assert decoded == [name for name in decoded if name != "000002.seg"] or closed == {1}
         live.kept.unlink()
-        assert found == msgspec.json.encode(summarize(live.read()))
+        assert found == as_json(summarize(live.read()))
     assert b'"slow"' in found and b'"fast"' in found
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from rltrace.analysis import summarize
 from rltrace.analysis.clocks import ClockFigures
+from rltrace.analysis.encoded import as_builtins
 from rltrace.analysis.folding import MOST_RANKS, for_programs, ranks_apart
 from rltrace.analysis.selected import selected
 from rltrace.analysis.summary import Summary
@@ -98,7 +99,7 @@ def test_json_of_many_ranks_and_steps_is_folded(tmp_path: Path) -> None:
     assert {row.step for row in found.phases if row.step is not None} == {*steps.kept}
     assert {device.rank for device in found.memory} == {*ranks.kept}
     assert len(found.steps) == 50 and found.steady == summary.steady
-    assert len(json.dumps(msgspec.to_builtins(found))) < len(json.dumps(msgspec.to_builtins(summary))) / 4
+    assert len(json.dumps(as_builtins(found))) < len(json.dumps(as_builtins(summary))) / 4
     few = summarize(many_ranks(tmp_path / "few").read())
     assert for_programs(few) is few and few.folded == []
 

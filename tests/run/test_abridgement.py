@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 from scale.made_recording import Wanted, make
 
+from rltrace.analysis.encoded import as_builtins, as_json
 from rltrace.analysis.summary import Summary, summarize
 from rltrace.cli import main
 from rltrace.events import SAMPLER, Counter, Span
@@ -90,7 +90,7 @@ def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
 def test_figures_are_those_of_one_machine(summaries: tuple[Summary, Summary]) -> None:
     """Memory, weight sync, sleeps and requests of each step are the same; so are spans by name, to the drift of the
     other host's clock."""
-    whole, collected = map(msgspec.to_builtins, summaries)
+    whole, collected = map(as_builtins, summaries)
     exact = (
         "memory",
         "weight_sync",
@@ -197,9 +197,9 @@ def test_more_steps_add(hosts: Hosts, tmp_path: Path) -> None:
 def test_a_collected_run_is_compacted(hosts: Hosts, tmp_path: Path) -> None:
     """Columns of brief steps stay as they are, with what they lack, beside those of the first host's segments."""
     copy = shutil.copytree(hosts.collected, tmp_path / "copy")
-    before = msgspec.json.encode(summarize(Recording.open(copy)))
+    before = as_json(summarize(Recording.open(copy)))
     compact(Recording.open(copy))
-    assert msgspec.json.encode(summarize(Recording.open(copy))) == before
+    assert as_json(summarize(Recording.open(copy))) == before
 
 
 def test_what_was_compacted_stays_whole(hosts: Hosts, tmp_path: Path) -> None:

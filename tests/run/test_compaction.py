@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import rltrace
 from rltrace import plugins
+from rltrace.analysis.encoded import as_json
 from rltrace.analysis.figures import figures
 from rltrace.analysis.listing import listed
 from rltrace.cli import main
@@ -54,7 +55,7 @@ def exported(recording: Recording, kind: str, out: Path) -> bytes:
 def said(folder: Path) -> dict[str, Any]:
     """Return the events and the figures of a Recording."""
     recording = Recording.open(folder)
-    summary = msgspec.json.encode(figures(recording).summary)
+    summary = as_json(figures(recording).summary)
     return {"events": {process.key: [*process.events()] for process in recording.processes}, "summary": summary}
 
 
@@ -65,7 +66,7 @@ def shown(folder: Path, out: Path) -> dict[str, Any]:
     frame = rltrace.open(folder)
     tables = {table: frame.sql(f"select * from {table}") for table in ("spans", "counters", "flows")}
     return said(folder) | {
-        "why": msgspec.json.encode(figures(recording).why),
+        "why": as_json(figures(recording).why),
         "timeline": exported(recording, "perfetto", out),
         "listed": [msgspec.structs.replace(run, size_bytes=0) for run in listed(folder) if not isinstance(run, str)],
         "followed": followed,
@@ -138,7 +139,7 @@ def test_what_is_open_or_damaged_stays(run: Path) -> None:
     assert compact(Recording.open(run)).left == 2
     assert files(run, ".seg") == [first, second] and others
     assert first.read_bytes() == bytes(content)
-    assert msgspec.json.encode(figures(Recording.open(run)).summary) == msgspec.json.encode(before)
+    assert as_json(figures(Recording.open(run)).summary) == as_json(before)
 
 
 @pytest.mark.parametrize("where", ["head", "block", "cut"])

@@ -14,7 +14,8 @@ from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run, rows_of
 from rltrace.analysis.intervals import EMPTY
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.memory import CACHED, Boundary, DeviceMemory
+from rltrace.analysis.memory import CACHED, DeviceMemory
+from rltrace.analysis.moments import Boundary
 from rltrace.analysis.observations import once
 from rltrace.events import EMPTY_CACHE, SLEEP, WAKE_UPS
 
@@ -109,9 +110,10 @@ def in_the_way(run: Run) -> list[CachedAtWakeUp]:
 
 
 def _edges(device: DeviceMemory) -> list[Boundary]:
-    return [
-        edge for edge in device.boundaries if edge.phase in WAKE_UPS and edge.side == "begin" and edge.step is not None
-    ]
+    """Return how each wake-up in a step began."""
+    edges = device.boundaries
+    begins = ~edges.numbers["is_end"] & edges.phase.are_in(WAKE_UPS) & ~edges.step.are_in([None])
+    return list(edges.part(begins))
 
 
 def _just_emptied(run: Run, lane: Lane, at_ns: NDArray[np.int64]) -> NDArray[np.bool_]:

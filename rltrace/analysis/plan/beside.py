@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from rltrace.analysis.memory import Boundary, DeviceMemory
+from rltrace.analysis.memory import DeviceMemory
+from rltrace.analysis.moments import Boundary
 from rltrace.analysis.plan.phases import BUCKET, REMAINDERS, TRAINER, UPDATE
 from rltrace.analysis.plan.plan import Plan
 
@@ -81,13 +82,13 @@ def _parts(what: str) -> tuple[str, str]:
 
 def _ends(device: DeviceMemory) -> dict[str, Boundary]:
     """Return how each phase ended last; of a sync in several parts, the one before the KV cache wakes."""
-    found: dict[str, Boundary] = {}
+    edges = device.boundaries
+    ends = edges.part(edges.numbers["is_end"] & ~edges.step.are_in([None]) & ~edges.phase.are_in([None]))
+    found: dict[str, int] = {}
     woken: set[int] = set()
-    for one in device.boundaries:
-        if one.step is None or one.phase is None or one.side != "end":
-            continue
-        if one.phase == "rollout.wake_kv_cache":
-            woken.add(one.step)
-        if one.phase != "weight_sync" or one.step not in woken:
-            found[one.phase] = one
-    return found
+    for place, (step, phase) in enumerate(zip(ends.column("step"), ends.column("phase"), strict=True)):
+        if phase == "rollout.wake_kv_cache":
+            woken.add(step)
+        if phase != "weight_sync" or step not in woken:
+            found[phase] = place
+    return {phase: ends[place] for phase, place in found.items()}

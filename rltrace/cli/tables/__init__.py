@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
-import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
@@ -91,7 +90,7 @@ def show(
         why: What costs most, which comes before the figures.
         selection: What of the run was chosen: nothing of that is folded.
     """
-    summary = visible_figures(_without_boundaries(summary))
+    summary = visible_figures(summary)
     few = folded(summary, kept(summary, selection, FEW_RANKS))
     costs = largest(why) if why is not None else None
     screen.print(header(summary.run, summary, whole=whole))
@@ -99,12 +98,6 @@ def show(
     for drawn in (*wrong, *([costs] if costs else []), *sections):
         screen.print()
         screen.print(drawn)
-
-
-def _without_boundaries(summary: Summary) -> Summary:
-    """Return a summary without what no section draws: a long run has a hundred thousand boundaries of phases."""
-    memory = [msgspec.structs.replace(device, boundaries=[]) for device in summary.memory]
-    return msgspec.structs.replace(summary, memory=memory)
 
 
 def _drawn(sections: Iterable[Section], summary: Summary, few: Summary, whole: bool) -> Iterator[RenderableType]:

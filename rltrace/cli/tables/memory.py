@@ -13,7 +13,8 @@ from rltrace.analysis.host_memory import HostMemory
 from rltrace.analysis.kernels import KernelsMissed
 from rltrace.analysis.ledger import FREE, UNACCOUNTED
 from rltrace.analysis.looks import GRANULE_BYTES
-from rltrace.analysis.memory import DeviceMemory, Moment, OutOfMemory, Residual
+from rltrace.analysis.memory import DeviceMemory, OutOfMemory, Residual
+from rltrace.analysis.moments import Moment
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled, words
 from rltrace.events import NO_GPU, OWNERS, UNATTRIBUTED
