@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.allocated_peaks import AllocatedPeak, AllocatedPeaks, Peak, of_steps
+from rltrace.analysis.coded import Coded
 from rltrace.analysis.intervals import holding
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.ledger import (
@@ -27,7 +28,7 @@ from rltrace.analysis.ledger import (
 )
 from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, Places, looks
 from rltrace.analysis.moment_times import MomentTimes
-from rltrace.analysis.moments import Boundaries, Coded, Moment, where_known
+from rltrace.analysis.moments import Boundaries, Moment, where_known
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.phase_times import PhaseSpans, PhaseTimes, phase_spans
 from rltrace.analysis.phases import ORDER

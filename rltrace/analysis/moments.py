@@ -5,13 +5,15 @@ A long run has a hundred thousand boundaries. They are kept as columns, and beco
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import starmap
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from rltrace.analysis.coded import Coded
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -42,22 +44,6 @@ class Boundary(Moment, frozen=True):
     """`begin` or `end` of the phase."""
     away_seconds: float
     """From the boundary to the moment nearest to it; if more than 5 ms, the boundary is not consistent."""
-
-
-class Coded(NamedTuple):
-    """A column of few values: each row has the place of its own."""
-
-    values: list[Any]
-    places: NDArray[np.integer[Any]]
-
-    def rows(self, chosen: slice) -> list[Any]:
-        """Return the values of some rows."""
-        values = self.values
-        return [values[place] for place in self.places[chosen].tolist()]
-
-    def are_in(self, wanted: Collection[Any]) -> NDArray[np.bool_]:
-        """Return which rows have one of these values."""
-        return np.isin(self.places, [place for place, value in enumerate(self.values) if value in wanted])
 
 
 AT_A_TIME = 1024

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from rltrace.analysis.coded import Coded
 from rltrace.analysis.encoded import as_builtins, as_json, from_kept, to_keep
-from rltrace.analysis.moments import AT_A_TIME, Boundaries, Boundary, Coded
+from rltrace.analysis.moments import AT_A_TIME, Boundaries, Boundary
 
 MANY = 2 * AT_A_TIME + 10
 

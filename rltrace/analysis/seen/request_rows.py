@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.coded import Coded
 from rltrace.analysis.numbers import number, number_of
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.rows import Rows, Times, extend, groups, whole_numbers
@@ -35,34 +36,26 @@ def see_passed(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> None:
         name, own = rows.texts[names[places[0]]], chosen[places]
         if name in (RAY_SUBMIT, RAY_CALL):
             arrows = rows.first_keys(own, is_out=name == RAY_SUBMIT)
-            own, keys = own[[key is not None for key in arrows]], [key for key in arrows if key is not None]
-            if not keys:
+            own, arrows = own[[key is not None for key in arrows]], [key for key in arrows if key is not None]
+            if not arrows:
                 continue
+            keys = Coded(arrows, np.arange(len(arrows)))
         else:
             keys = _requests_of(own, name, rows)
         kept = seen.passed[name]
         times.put(kept, own)
         kept.places.extend(_lanes(seen, own, rows))
-        known: dict[str, int] = {}
-        kept.keys.extend(_numbers(keys, known))
+        extend(kept.keys, keys.numbered(number_of))
         if name in (RAY_SUBMIT, RAY_CALL):
             continue
         extend(kept.trajectories, _hashes(rows, "trajectory", own))
         for told in ("tokens", "prompt_tokens"):
             extend(getattr(kept, told), whole_numbers(rows, told, own, -1))
         if name == REQUEST:
-            kept.stems.extend(_numbers([asked_ids(key)[1] for key in keys], known))
-            prompts = [*map(prompt_of, keys)]
-            number_of_prompt = {prompt: _prompt(seen, prompt) for prompt in {*prompts}}
-            kept.prompts.extend([number_of_prompt[prompt] for prompt in prompts])
+            extend(kept.stems, keys.numbered(lambda key: number_of(asked_ids(key)[1])))
+            extend(kept.prompts, keys.numbered(lambda key: _prompt(seen, prompt_of(key))))
             for told in ("queued_ns", "first_token_ns", "cached_tokens"):
                 extend(getattr(kept, told), whole_numbers(rows, told, own, -1))
-
-
-def _numbers(texts: list[str], known: dict[str, int]) -> list[int]:
-    """Return a number for each text, computed once for those that are alike or known."""
-    known |= {text: number_of(text) for text in {*texts} - known.keys()}
-    return [*map(known.__getitem__, texts)]
 
 
 def _lanes(seen: Seen, chosen: Rows, rows: Columns) -> list[int]:
@@ -113,13 +106,15 @@ def see_tool_calls(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> Non
         kept.tools.append(place_of(rows.texts[name if tool == NO_TEXT else tool], kept.names))
 
 
-def _requests_of(chosen: Rows, name: str, rows: Columns) -> list[str]:
+def _requests_of(chosen: Rows, name: str, rows: Columns) -> Coded:
     """Return the ids of some rows' requests; one without an id joins nothing."""
-    requests = rows.arguments["request_id"][chosen].tolist()
-    return [
-        rows.texts[request] if request != NO_TEXT else str(rows.args(row).get("request_id", name))
-        for row, request in zip(chosen.tolist(), requests, strict=True)
-    ]
+    said = rows.arguments["request_id"][chosen]
+    has_text = said != NO_TEXT
+    others = [str(rows.args(row).get("request_id", name)) for row in chosen[~has_text].tolist()]
+    texts, of_texts = np.unique(said[has_text], return_inverse=True)
+    places = np.empty(len(chosen), np.intp)
+    places[has_text], places[~has_text] = of_texts, len(texts) + np.arange(len(others))
+    return Coded([*map(rows.texts.__getitem__, texts.tolist()), *others], places)
 
 
 def see_engine_steps(kept: EngineSteps, chosen: Rows, rows: Columns, times: Times) -> None:
