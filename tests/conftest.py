@@ -24,6 +24,11 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15 other tests s
 for library in ("OMP", "OPENBLAS"):  # threads of small computations wait for each other in loops, on all processors
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
+# readline, which pytest loads, says 80 and 24 of no terminal: its workers would have that, and all that they start.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+    os.unsetenv(name)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Background jobs are deaf to Ctrl-C, those of `nohup` to SIGHUP: so would be what the tests start and signal."""
