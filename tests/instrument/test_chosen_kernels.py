@@ -220,6 +220,44 @@ def test_a_rank_ahead_does_not_begin_the_steps_of_another(tmp_path: Path, chosen
     assert summarize(done.recording).kernels_missed == []
 
 
+ENGINE = """
+    import os
+    from rltrace.hooks.boundaries import Boundary, reached
+    import torch
+    to_engine, to_loop = os.pipe(), os.pipe()
+    if child := os.fork():
+        model = torch.nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for number in range(3):
+            loss = model(torch.ones(3, 8)).sum()
+            os.write(to_engine[1], b"1")  # in the middle of the step
+            os.read(to_loop[0], 1)
+            loss.backward()
+            optimizer.step()
+        os.waitpid(child, 0)
+    else:
+        reached(Boundary(("rollout.load",), is_end=False))  # as a hook on an engine tells of its start-up
+        reached(Boundary(("rollout.load",)))
+        for number in range(3):
+            os.read(to_engine[0], 1)
+            reached(Boundary(("cumem.map",), is_end=False))
+            for _ in range(1 + number):
+                torch.ones(3, 8).sigmoid()
+            os.write(to_loop[1], b"1")
+"""
+
+
+def test_an_engine_follows_the_steps_of_its_loop(tmp_path: Path) -> None:
+    """An engine that loads its weights begins no step: it has steps when the loop that asks it has them."""
+    done = run_traced(tmp_path, ENGINE, RLTRACE_KERNELS="0")
+    assert done.returncode == 0, done.err
+    of_process = {
+        len(spans_of(one, "op.aten::sigmoid")): len(spans_of(one, "op.aten::linear"))
+        for one in done.recording.processes
+    }
+    assert of_process == {0: 1, 1: 0}
+
+
 def begins(loop: LoopSteps, *phases: str) -> list[int | None]:
     """The step that runs as each of these phases begins."""
     return [loop.reaches(Boundary((phase,), is_end=False)) for phase in phases]
@@ -241,6 +279,14 @@ def test_a_generation_behind_an_update_begins_a_step(untold: Callable[[], None])
     assert begins(loop, GENERATION) == [2]
     untold()
     assert begins(loop, UPDATE) == [None]
+
+
+def test_what_comes_before_begins_no_step(untold: Callable[[], None]) -> None:
+    """A model that is built, an engine that loads and one that wakes up are before the first step, or between two."""
+    loop = LoopSteps()
+    assert begins(loop, "actor.build", "rollout.load", "rollout.capture") == [None, None, None]
+    assert begins(loop, UPDATE) == [0] and loop.stepped(1) is None
+    assert begins(loop, "cumem.map", "rollout.wake_weights", UPDATE) == [None, None, 1]
 
 
 def test_the_rarest_optimizer_ends_a_step(untold: Callable[[], None]) -> None:

@@ -1,7 +1,8 @@
 """The steps of a loop that marks none, by what is known while it runs: `read/inferred.py` knows all of it later.
 
-A step lasts from one generation behind an update to the next. Without generations it lasts until the optimizer that
-steps most rarely has stepped; which one that is, nobody knows before the second step.
+Generations, log-probs and updates are in steps; what an engine or a model does until it is ready is not. A step lasts
+from one generation behind an update to the next. Without generations it lasts until the optimizer that steps most
+rarely has stepped; which one that is, nobody knows before the second step.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from typing import Any
 
 from rltrace.hooks import boundaries
 from rltrace.hooks.boundaries import Boundary
-from rltrace.instrument.torch.loop_boundaries import GENERATION
+from rltrace.instrument.torch.loop_boundaries import GENERATION, LOG_PROBS, UPDATE
+
+IN_STEPS = frozenset({GENERATION, LOG_PROBS, UPDATE})
+"""What begins a step if none runs."""
 
 
 def optimizer_of(args: dict[str, Any]) -> Any:
@@ -44,7 +48,7 @@ class LoopSteps:
         """Return the step that runs once a boundary is reached; None outside of any."""
         if boundaries.are_told():
             self._number = None
-        elif not boundary.is_end:
+        elif not boundary.is_end and not IN_STEPS.isdisjoint(boundary.names):
             self._begins(is_generation=GENERATION in boundary.names)
         return self._number
 
