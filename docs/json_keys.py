@@ -43,7 +43,8 @@ step out.
 `version` is raised when a key goes or changes its meaning. New keys do not raise it, so ignore keys that you do not
 know.
 
-In Python the same value is `rltrace.analysis.summarize(rltrace.Recording.open(run))`.
+In Python the same value is `rltrace.analysis.summarize(rltrace.Recording.open(run))`, of which
+`rltrace.analysis.encoded.as_json` makes this JSON.
 """
 ROOTS = (Summary, Why, Difference, Checked, Plan, ListedRun)
 JSON_TYPES = {

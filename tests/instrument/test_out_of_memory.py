@@ -15,6 +15,7 @@ from test_memory_ledger import COMMON, MIB
 from traced_runs import TracedRun, run_traced
 
 from rltrace.analysis import summarize
+from rltrace.analysis.encoded import as_json
 from rltrace.cli.tables import show
 from rltrace.host import memory
 
@@ -115,7 +116,7 @@ def test_other_errors_by_their_kind(error: Exception, is_about_memory: bool) -> 
 
 
 def test_the_figures_can_be_said_as_json(run: TracedRun) -> None:
-    value = msgspec.json.decode(msgspec.json.encode(summarize(run.recording)))
+    value = msgspec.json.decode(as_json(summarize(run.recording)))
     assert value["out_of_memory"][0]["moment"]["bytes"]["rollout.kv_cache"] == 128 * MIB
 
 
