@@ -276,9 +276,9 @@ def test_a_generation_behind_an_update_begins_a_step(untold: Callable[[], None])
     assert begins(loop, GENERATION, LOG_PROBS, GENERATION, UPDATE) == [0, 0, 0, 0]
     assert [loop.stepped(1), loop.stepped(1)] == [0, 0]
     assert begins(loop, LOG_PROBS, GENERATION, UPDATE) == [0, 1, 1] and loop.stepped(1) == 1
-    assert begins(loop, GENERATION) == [2]
+    assert begins(loop, GENERATION) == [2] and loop.are_known
     untold()
-    assert begins(loop, UPDATE) == [None]
+    assert begins(loop, UPDATE) == [None] and not loop.are_known
 
 
 def test_what_comes_before_begins_no_step(untold: Callable[[], None]) -> None:

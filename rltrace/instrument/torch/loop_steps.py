@@ -40,9 +40,9 @@ class LoopSteps:
         return self._number is not None and bool(self._begun) and self._has_learned
 
     @property
-    def has_stepped(self) -> bool:
-        """Whether an optimizer has stepped, so that steps of this process can be told apart."""
-        return bool(self._counts)
+    def are_known(self) -> bool:
+        """Whether steps of this process can be told apart: an optimizer has stepped, and nobody tells of phases."""
+        return bool(self._counts) and not boundaries.are_told()
 
     def reaches(self, boundary: Boundary) -> int | None:
         """Return the step that runs once a boundary is reached; None outside of any."""

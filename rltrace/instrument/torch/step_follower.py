@@ -203,7 +203,7 @@ class Follower:
 
     def _goes_by_loop(self) -> bool:
         """Return whether this process trains in steps that nobody marks, so that steps of others are not its own."""
-        return self._loop.has_stepped and not self._are_marked()
+        return self._loop.are_known and not self._are_marked()
 
     def _infer(self, number: int | None) -> None:
         """Begin the step that runs, as far as anybody can tell, and end the one before it."""
