@@ -10,6 +10,7 @@ import torch
 from sharded_runs import FSDP, spans_inside, train
 from traced_runs import run_traced
 
+from rltrace.analysis import summarize
 from rltrace.instrument.torch.autograd import address_of_task_id
 
 pytestmark = pytest.mark.run
@@ -354,6 +355,14 @@ def test_raised_step_ends_at_the_next(odd):
     """The span of an optimizer step that raised ends when the next one begins."""
     steps = [span for span in odd("step raises") if span.name == "optimizer.step"]
     assert [span.args.get("error") for span in steps] == ["RuntimeError", None]
+
+
+def test_what_is_not_recorded_is_not_lost(tmp_path):
+    """Outside of the steps that were chosen neither the beginning of a span is written nor its end."""
+    run = train(tmp_path, "fsdp2", ranks=2, RLTRACE_RECORD_STEPS="99")
+    recorded = {event.name for process in run.recording.processes for event in process.events()}
+    assert not {"model.forward", "fsdp.reduce_scatter", "fsdp.all_gather", "optimizer.step"} & recorded
+    assert summarize(run.recording).losses == []
 
 
 COMPILED = """

@@ -257,7 +257,7 @@ def end_reduce(opened: Any, result: Any, error: BaseException | None) -> None:
     if opened is None:
         return
     if error is None:
-        opened.args = tensor_args(result[0])
+        opened.set(**tensor_args(result[0]))
     opened.__exit__(None if error is None else type(error), error)
 
 

@@ -310,9 +310,9 @@ def end_forward(opened: Any, result: Any, error: BaseException | None) -> None:
     output = None if error is not None else tensor_in(result)
     has_gradient = output is not None and output.requires_grad
     if has_gradient:
-        span.args = {"gradient": True}
+        span.set(gradient=True)
     elif opened.is_without_adapters:
-        span.args = {"without_adapters": True}
+        span.set(without_adapters=True)
     span.__exit__(None if error is None else type(error), error)
     for watcher, token in zip(FORWARD_WATCHERS, tokens, strict=True):
         watcher.end_forward(token)
