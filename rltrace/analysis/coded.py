@@ -15,8 +15,8 @@ class Coded(NamedTuple):
     values: list[Any]
     places: NDArray[np.integer[Any]]
 
-    def rows(self, chosen: slice) -> list[Any]:
-        """Return the values of some rows."""
+    def rows(self, chosen: slice = slice(None)) -> list[Any]:
+        """Return the values of all rows, or of some."""
         values = self.values
         return [values[place] for place in self.places[chosen].tolist()]
 

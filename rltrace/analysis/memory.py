@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import starmap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from rltrace.analysis.ledger import (
 )
 from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, Places, looks
 from rltrace.analysis.moment_times import MomentTimes
-from rltrace.analysis.moments import Boundaries, Moment, where_known
+from rltrace.analysis.moments import Boundaries, Moment, by_owner, where_known
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.phase_times import PhaseSpans, PhaseTimes, phase_spans
 from rltrace.analysis.phases import ORDER
@@ -228,7 +228,6 @@ class _Device:
         self.told_apart = self.spans.told_apart(CONSISTENT_NS)
         self.phase_times = PhaseTimes(self.told_apart.rows())
         self.times = MomentTimes(ledger.times_ns, [looks(process) for process in self.processes])
-        self._owned: dict[int, dict[str, int]] = {}
 
     def figures(self) -> DeviceMemory:
         """Return all its figures."""
@@ -262,41 +261,22 @@ class _Device:
         chosen = np.fromiter(moments, np.intp)
         times_ns = self.ledger.times_ns[chosen]
         named = self.phases_at(times_ns) if phases is None else self.named(phases, times_ns)
-        shown = self.shown(chosen, self.ledger.is_consistent[chosen], self.steps_at(times_ns), named)
-        return [*starmap(Moment, zip(*shown, strict=True))]
-
-    def shown(
-        self, moments: Places, is_consistent: NDArray[np.bool_], steps: list[int | None], phases: list[str | None]
-    ) -> tuple[list[Any], ...]:
-        """Return a column for each field of some moments; nobody knows how consistent they are where nobody read a
-        total."""
-        apart_ns = self.ledger.apart_ns[moments]
-        is_known = np.isfinite(apart_ns)
-        return (
-            steps,
-            phases,
-            ((self.ledger.times_ns[moments] - self.seen.start_ns) / 1e9).tolist(),
-            self.used_bytes[moments].tolist(),
-            self.owned(moments),
+        apart_ns = self.ledger.apart_ns[chosen]
+        is_known = np.isfinite(apart_ns)  # where nobody read a total, nobody knows how consistent a moment is
+        columns = (
+            self.steps_at(times_ns),
+            named,
+            ((times_ns - self.seen.start_ns) / 1e9).tolist(),
+            self.used_bytes[chosen].tolist(),
+            by_owner(self.ledger.owners, self.owned_bytes[chosen]),
             where_known((apart_ns / 1e9).tolist(), is_known),
-            where_known(is_consistent.tolist(), is_known),
+            where_known(self.ledger.is_consistent[chosen].tolist(), is_known),
         )
-
-    def owned(self, moments: Places) -> list[dict[str, int]]:
-        """Return the bytes of each owner at some moments, which many boundaries and peaks share: nobody may change
-        them."""
-        asked = moments.tolist()
-        new = [moment for moment in dict.fromkeys(asked) if moment not in self._owned]
-        rows = self.owned_bytes[new].tolist()
-        self._owned |= {
-            moment: dict(zip(self.ledger.owners, row, strict=True)) for moment, row in zip(new, rows, strict=True)
-        }
-        return [self._owned[moment] for moment in asked]
+        return [*starmap(Moment, zip(*columns, strict=True))]
 
     def steps_at(self, times_ns: NDArray[np.int64]) -> list[int | None]:
         """Return the number of the step that each instant is in; None outside of steps."""
-        numbers = self.windows.numbers
-        return [numbers[place] for place in self.windows.places(times_ns).tolist()]
+        return Coded(self.windows.numbers, self.windows.places(times_ns)).rows()
 
     def phases_at(self, times_ns: NDArray[np.int64]) -> list[str | None]:
         """Return the phase that holds each instant; where one ends and another begins, the one that begins.

@@ -5,6 +5,7 @@ A long run has a hundred thousand boundaries. They are kept as columns, and beco
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from itertools import starmap
 from typing import Any, overload
@@ -94,7 +95,7 @@ class Boundaries(Sequence[Boundary]):
             yield from self._made(slice(first, first + AT_A_TIME))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_are_equal, self, other))
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(operator.eq, self, other))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -110,8 +111,7 @@ class Boundaries(Sequence[Boundary]):
     def column(self, name: str, chosen: slice = slice(None)) -> list[Any]:
         """Return a field of `Boundary`, of all boundaries or of some."""
         if name == "bytes":
-            rows = self.owned_bytes[self.numbers["moment"][chosen]].tolist()
-            return [dict(zip(self.owners, row, strict=True)) for row in rows]
+            return by_owner(self.owners, self.owned_bytes[self.numbers["moment"][chosen]])
         if name == "side":
             return ["end" if is_end else "begin" for is_end in self.numbers["is_end"][chosen].tolist()]
         if name in ("step", "phase"):
@@ -152,8 +152,9 @@ class Boundaries(Sequence[Boundary]):
 _FIELDS = Boundary.__struct_fields__
 
 
-def _are_equal(one: object, other: object) -> bool:
-    return one == other
+def by_owner(owners: Sequence[str], held: NDArray[np.int64]) -> list[dict[str, int]]:
+    """Return what each owner held at some moments, of (moments, owners)."""
+    return [dict(zip(owners, row, strict=True)) for row in held.tolist()]
 
 
 def where_known(values: list[Any], is_known: NDArray[np.bool_]) -> list[Any]:

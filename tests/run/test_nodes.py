@@ -108,7 +108,7 @@ def run(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "program.py").write_text(PROGRAM)
     traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, str(nodes.spool)]
     with (folder / "watched").open("w") as out:
-        wide = {**nodes.environment, "COLUMNS": "120"}  # else a line of it is cut where the tests' own columns end
+        wide = {**nodes.environment, "COLUMNS": "120"}  # else a line of it is cut
         watching = subprocess.Popen([*RLTRACE, "summary", "--watch", "run"], cwd=folder, env=wide, stdout=out)
         done = rltrace_command(nodes, folder, *traced)
         assert done.returncode == 0, done.stderr

@@ -68,8 +68,8 @@ def _lanes(seen: Seen, chosen: Rows, rows: Columns) -> list[int]:
 def _hashes(rows: Columns, key: str, chosen: Rows) -> NDArray[np.int64]:
     """Return a number for each row's text; 0 for none."""
     texts, places = np.unique(rows.arguments[key][chosen], return_inverse=True)
-    of_text = [0 if text == NO_TEXT else number(rows.texts[text]) for text in texts.tolist()]
-    return np.array(of_text, np.int64)[places]
+    said = Coded(texts.tolist(), places)
+    return said.numbered(lambda text: 0 if text == NO_TEXT else number(rows.texts[text]))
 
 
 def _prompt(seen: Seen, prompt: object) -> int:

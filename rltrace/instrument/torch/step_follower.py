@@ -217,7 +217,8 @@ class Follower:
             self._begin_own(number)
 
     def _are_marked(self) -> bool:
-        self._now()
+        if self._running is None or not self._running.are_marked:  # what was said once stays so
+            self._now()
         return self._running is not None and self._running.are_marked
 
     # -- steps of others
