@@ -16,7 +16,7 @@ import pytest
 import rltrace
 from rltrace.events import Span
 from rltrace.read.recording import Process, Recording
-from rltrace.record import cluster, spans
+from rltrace.record import cluster, native, spans
 
 os.environ.setdefault("RAY_TMPDIR", "/tmp")  # short: the clusters of the tests' own programs hold Unix sockets there
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # a process per CPU that no actor of ours ever uses
@@ -70,6 +70,25 @@ def no_recorder_survives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     leaked = spans.current()
     rltrace.stop()
     assert leaked is None, f"the test leaves a recorder of {leaked.recording} behind" if leaked else ""
+
+
+@pytest.fixture(params=["native", "plain"])
+def recording_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Records in C, and in Python."""
+    natively = (
+        spans._Enterable.__enter__,
+        spans._Enterable.__exit__,
+        spans.automatic_span,
+        spans.automatic_span_at,
+        spans.counter,
+    )
+    if request.param == "plain":
+        spans.record_by(*spans.PLAIN)
+        monkeypatch.setattr(rltrace, "counter", spans.counter)
+    elif native.LIBRARY is None:
+        pytest.skip("the library is not built: make native")
+    yield request.param
+    spans.record_by(*natively)
 
 
 @pytest.fixture

@@ -24,6 +24,14 @@ Before = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 After = Callable[[Any, Any, "BaseException | None"], None]
 
 
+def nothing_before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """Do nothing: a `before` where all is done afterwards."""
+
+
+def nothing_after(_token: Any, _result: Any, _error: BaseException | None) -> None:
+    """Do nothing: an `after` where all was done before."""
+
+
 class HookRow(Protocol):
     """A hook's counters in `counts.u64`."""
 
@@ -119,9 +127,10 @@ class Hook:
     def timed(self, function: Function) -> Function:
         """Return the function; where hooks are timed, return one that also keeps the time that it takes.
 
-        The wrappers of `wrapping.py` ask for this themselves; only what is given to `enter` and `leave` has to.
+        The wrappers of `wrapping.py` ask for this themselves; only what is given to `enter` and `leave` has to. What
+        does nothing is not timed: that would measure the timing.
         """
-        if os.environ.get(TIME_VARIABLE) != "1":
+        if os.environ.get(TIME_VARIABLE) != "1" or function in (nothing_before, nothing_after):
             return function
 
         def call(*args: Any) -> Any:

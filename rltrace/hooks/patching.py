@@ -19,6 +19,8 @@ from rltrace.dependencies import own
 from rltrace.hooks import binding, boundaries, wrapping
 from rltrace.hooks.binding import UntouchableError
 from rltrace.hooks.hook import After, AwaitedImport, Before, Function, Hook, HookRegister
+from rltrace.hooks.hook import nothing_after as nothing_after
+from rltrace.hooks.hook import nothing_before as nothing_before
 from rltrace.hooks.versions import doubt_of_version, unmet_support
 from rltrace.host.interruption import own_failure
 from rltrace.record import spans
@@ -203,14 +205,6 @@ def _begin(name: str, args: Describe | None) -> Before:
         return None if known is None else spans.automatic_span(name, **known).__enter__()
 
     return begin
-
-
-def nothing_before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """Do nothing: a `before` where all is done afterwards."""
-
-
-def nothing_after(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """Do nothing: an `after` where all was done before."""
 
 
 def end_span(opened: Any, _result: Any, error: BaseException | None) -> None:

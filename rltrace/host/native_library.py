@@ -86,13 +86,13 @@ DECODER = NativeLibrary(
     optimization="-O3",
     without="segments will be decoded in Python, which takes longer",
 )
-REPEATED = NativeLibrary(
-    "record/native/repeated.abi3.so",
-    (),
-    ("repeated.c",),
+RECORDS = NativeLibrary(
+    "record/native/records.abi3.so",
+    ("packing.h", "records.h"),
+    ("records.c", "segment.c", "spans.c", "repeated.c"),
     is_module=True,
     optimization="-O2",
-    without="hooks on FSDP's modules will be in Python, which takes longer",
+    without="spans will be recorded in Python, which takes longer",
 )
 DRIVER = NativeLibrary(
     "host/native/driver.abi3.so",
@@ -102,7 +102,7 @@ DRIVER = NativeLibrary(
     optimization="-O2",
     without="GPUs will be asked through ctypes, which takes longer",
 )
-LIBRARIES = (DECODER, REPEATED, DRIVER)
+LIBRARIES = (DECODER, RECORDS, DRIVER)
 
 
 def main() -> int:

@@ -41,8 +41,6 @@ class Gate(Protocol):
 
 NATIVE = native.LIBRARY
 """The library; None where everything is done here."""
-if NATIVE is not None:
-    NATIVE.use(spans, _get_running_loop)
 
 _TIME = encode(2**62)
 """A time that no argument looks like."""

@@ -3,6 +3,9 @@
 A record costs one call to encode it and one to append it, both in C. There is no thread and no buffer: what was
 written before a `kill -9` is in the Recording. A failure of ours is counted as a lost event and never reaches the
 traced program. The wire format is in `docs/format.md`.
+
+Where the native library was built (`native/spans.c`), the beginning and the end of a span, and an automatic span that
+is over, are one call each. It writes the same bytes, and leaves what is not hot to the functions here.
 """
 
 from __future__ import annotations
@@ -84,8 +87,7 @@ def forget_threads() -> None:
     """Drop the segments of all threads in a forked child: they are its parent's."""
     global _local
     _local = threading.local()
-    if native.LIBRARY is not None:
-        native.LIBRARY.forget()
+    _forget_segment()
 
 
 @contextlib.contextmanager
@@ -94,12 +96,20 @@ def writing_to(segment: Segment) -> Iterator[None]:
     own = _local.__dict__
     before = own.get("write")
     own["write"] = segment.write
+    _forget_segment()
     try:
         yield
     finally:
         del own["write"]
         if before is not None:
             own["write"] = before
+        _forget_segment()
+
+
+def _forget_segment() -> None:
+    """Have the native library ask again which segment this thread writes to."""
+    if native.LIBRARY is not None:
+        native.LIBRARY.forget()
 
 
 # ---------------------------------------------------------------- spans
@@ -233,6 +243,25 @@ class TypedSpan(_Enterable, msgspec.Struct, array_like=True, gc=False, kw_only=T
     ok: Literal[True] = True
 
 
+def _kind_of(tag: int | None, fields: list[str]) -> tuple[bytes, tuple[str, ...]]:
+    """Return what begins the record of a span of one type, and the names of the fields that come next.
+
+    Args:
+        tag: Of the type; None if it has none.
+        fields: Those that precede `task`, `start_ns`, `args` and `ok`.
+    """
+    values = (tag is not None) + len(fields) + 4
+    of_array = encode([None] * values)[:-values]
+    return of_array + (b"" if tag is None else encode(tag)), tuple(fields)
+
+
+_kinds: dict[type, tuple[bytes, tuple[str, ...]]] = {
+    LiveSpan: _kind_of(None, ["name"]),
+    AutomaticSpan: _kind_of(AUTOMATIC, ["name"]),
+}
+"""How the record of each type of span begins, for the native library."""
+
+
 def typed_span(name: str, /, **fields: type) -> Callable[..., TypedSpan]:
     """Declare a span for a hot site: its arguments are positional, and it costs about three quarters of `span`.
 
@@ -262,6 +291,7 @@ def _declared(name: str, fields: dict[str, type], **said: Any) -> Callable[..., 
     # Called by position, so the fields need no names here: an argument may be called `task` or `args`.
     numbered = [(f"field{n}", type_) for n, type_ in enumerate(fields.values())]
     declared = msgspec.defstruct(f"TypedSpan{-number}", numbered, bases=(TypedSpan,), tag=number, gc=False)
+    _kinds[declared] = _kind_of(number, [field for field, _ in numbered])
     line = {"number": number, "name": name, "fields": list(fields), **said}
     typed_spans.append(line)
     if (recorder := current()) is not None:
@@ -717,3 +747,21 @@ def _is_written(part: bytes) -> bool:
     """Return whether this thread's segment has a part of a record; no two spans begin at the same time."""
     held: Held | None = getattr(_local, "held", None)
     return held is not None and held.segment.has(part)
+
+
+# ---------------------------------------------------------------- natively
+
+PLAIN = _Enterable.__enter__, _Enterable.__exit__, automatic_span, automatic_span_at, counter
+"""What records where there is no library, and what a library leaves all that is not hot to."""
+
+
+def record_by(enter: Any, leave: Any, make: Any, write: Any, count: Any) -> None:
+    """Record by functions that do what those of `PLAIN` do."""
+    global automatic_span, automatic_span_at, counter
+    _Enterable.__enter__, _Enterable.__exit__ = enter, leave  # type: ignore[method-assign]
+    automatic_span, automatic_span_at, counter = make, write, count
+
+
+if native.LIBRARY is not None:
+    native.LIBRARY.use(sys.modules[__name__], _get_running_loop, _task_of)
+    record_by(*native.LIBRARY.standing_for(_Enterable, _kinds, _NO_SPAN, encode, PLAIN))

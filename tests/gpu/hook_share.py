@@ -4,7 +4,8 @@ Usage: hook_share.py RUN COMMAND...
 
 COMMAND records into the folder RUN, as `rltrace exec --out RUN -- python train.py`. It runs with RLTRACE_TIME_HOOKS=1.
 Meanwhile each process's counts are read twice a second, so that what hooks took in the later two thirds of the steps is
-known without the start-up and the first steps, in which caches fill.
+known without the start-up and the first steps, in which caches fill. Of each process the hooks that took most are
+printed, with how often a step called them.
 """
 
 from __future__ import annotations
@@ -27,29 +28,32 @@ from rltrace.record.process import COUNT_SLOTS, COUNTS
 
 BETWEEN_SECONDS = 0.5
 
-Spent = dict[str, list[tuple[int, int]]]
-"""By the key of a process: when its counts were read, and the nanoseconds that its hooks had taken by then."""
+MOST = 16
+"""So many hooks of a process are printed."""
+
+Looks = dict[str, list[tuple[int, np.ndarray]]]
+"""By the key of a process: when its counts were read, and what they were: calls by slot, then nanoseconds by slot."""
 
 
-def read_spent(run: Path, spent: Spent) -> None:
+def look(run: Path, looks: Looks) -> None:
     """Read the counts of all processes once."""
     for counts in run.glob(f"processes/*/{COUNTS}"):
         now_ns, slots = time.monotonic_ns(), np.fromfile(counts, np.uint64)
-        spent[counts.parent.name].append((now_ns, int(slots[COUNT_SLOTS:].sum())))
+        looks[counts.parent.name].append((now_ns, slots.astype(np.float64)))
 
 
-def spent_in(run: Path, command: list[str]) -> Spent:
-    """Run the command, and return what its hooks took meanwhile.
+def looks_at(run: Path, command: list[str]) -> Looks:
+    """Run the command, and return what its hooks' counts were meanwhile.
 
     Raises:
         SystemExit: The command failed; the exit code is its own.
     """
-    spent: Spent = defaultdict(list)
+    looks: Looks = defaultdict(list)
     is_over = threading.Event()
 
     def follow() -> None:
         while not is_over.wait(BETWEEN_SECONDS):
-            read_spent(run, spent)
+            look(run, looks)
 
     follower = threading.Thread(target=follow)
     follower.start()
@@ -60,7 +64,7 @@ def spent_in(run: Path, command: list[str]) -> Spent:
         follower.join()
     if code:
         sys.exit(code)
-    return spent
+    return looks
 
 
 def later_steps(recording: Recording) -> tuple[int, int, int]:
@@ -72,26 +76,42 @@ def later_steps(recording: Recording) -> tuple[int, int, int]:
     return len(later), seen.start_ns + int(first * 1e9), seen.start_ns + int(last * 1e9)
 
 
-def shares(recording: Recording, spent: Spent, steps: int, start_ns: int, end_ns: int) -> Iterator[str]:
-    """Yield a line for each process whose hooks took something, and one for all of them."""
-    names = {process.key: process.name for process in recording.processes}
+def between(looks: list[tuple[int, np.ndarray]], start_ns: int, end_ns: int) -> np.ndarray:
+    """Return by how much each count grew between two times."""
+    times_ns = [at_ns for at_ns, _ in looks]
+    slots = np.array([counts for _, counts in looks])
+    return np.array([np.interp(end_ns, times_ns, slot) - np.interp(start_ns, times_ns, slot) for slot in slots.T])
+
+
+def shares(recording: Recording, looks: Looks, steps: int, start_ns: int, end_ns: int) -> Iterator[str]:
+    """Yield a line for each process whose hooks took something, one for each of the hooks, and one for all of them."""
     total_ns = 0.0
-    for key, looks in spent.items():
-        times_ns, took_ns = np.array(looks, np.float64).T
-        own_ns = float(np.interp(end_ns, times_ns, took_ns) - np.interp(start_ns, times_ns, took_ns))
-        total_ns += own_ns
-        if own_ns:
-            yield f"{names.get(key, key)}: {own_ns / steps / 1e6:.2f} ms a step, {own_ns / (end_ns - start_ns):.2%}"
-    yield f"all: {total_ns / steps / 1e6:.2f} ms a step, {total_ns / (end_ns - start_ns):.2%}"
+
+    def said(spent_ns: float) -> str:
+        return f"{spent_ns / steps / 1e6:.2f} ms a step, {spent_ns / (end_ns - start_ns):.2%}"
+
+    for process in recording.processes:
+        grew = between(looks[process.key], start_ns, end_ns) if looks[process.key] else np.zeros(2 * COUNT_SLOTS)
+        fired, spent_ns = grew[:COUNT_SLOTS], grew[COUNT_SLOTS:]
+        total_ns += spent_ns.sum()
+        if not spent_ns.any():
+            continue
+        yield f"{process.name}: {said(spent_ns.sum())}"
+        for hook in sorted(process.hooks, key=lambda hook: -spent_ns[hook["slot"]])[:MOST]:
+            calls, took_ns = fired[hook["slot"]], spent_ns[hook["slot"]]
+            if took_ns:
+                each = f"{calls / steps:8.1f} of {took_ns / max(calls, 1) / 1e3:7.1f} µs"
+                yield f"  {took_ns / steps / 1e6:7.3f} ms  {each}  {hook['instrumentation']}: {hook['target']}"
+    yield f"all: {said(total_ns)}"
 
 
 def main(run: Path, command: list[str]) -> None:
     """Run, and print."""
-    spent = spent_in(run, command)
+    looks = looks_at(run, command)
     recording = Recording.open(run)
     steps, start_ns, end_ns = later_steps(recording)
     print(f"{steps} steps of {(end_ns - start_ns) / steps / 1e9:.3f} s")
-    print(*shares(recording, spent, steps, start_ns, end_ns), sep="\n")
+    print(*shares(recording, looks, steps, start_ns, end_ns), sep="\n")
 
 
 if __name__ == "__main__":

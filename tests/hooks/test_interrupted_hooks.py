@@ -150,6 +150,7 @@ HOOKS = {
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", ["handler", "thread"])
+@pytest.mark.usefixtures("recording_way")
 def test_no_span_stays_open(
     request: pytest.FixtureRequest, folder: Path, interrupter: Any, way: str, kind: str
 ) -> None:

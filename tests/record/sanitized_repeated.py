@@ -1,4 +1,4 @@
-"""Writes spans through the native hot ways of `rltrace/record/repeated.py`, built with AddressSanitizer and
+"""Writes spans and samples through the native hot ways of `rltrace/record`, built with AddressSanitizer and
 UndefinedBehaviorSanitizer.
 
 Each segment lies in memory of exactly its size and has room for a few records. It is closed, forgotten or given to
@@ -15,18 +15,39 @@ import random
 import sys
 import threading
 import time
-from asyncio import _get_running_loop
+from asyncio import _get_running_loop, current_task
 from collections import Counter
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import sanitized
 
-from rltrace.host.native_library import REPEATED
+from rltrace.host.native_library import RECORDS
 from rltrace.record.encoding import encode
 
 TIMES_BYTES = 18
+VALUES = [0, 127, 128, -1, -33, 2**32, -(2**63), 2**63, 2**70, 0.5, "text", "x" * 200, "\ud800", True, False, [1], b"x"]
+"""Of arguments: with the last ones, and with numbers or texts that are too large, a record is left to Python."""
+TIME = object()
+"""Stands for a time that a test does not know."""
+
+
+class Enterable:
+    """What gets the native methods."""
+
+    __slots__ = ()
+
+
+class Span(Enterable, msgspec.Struct, array_like=True, gc=False, tag=0):
+    """A span as hooks make them."""
+
+    name: str
+    task: int
+    start_ns: int
+    args: dict[str, Any] | None
+    ok: bool = True
 
 
 class Program:
@@ -36,8 +57,18 @@ class Program:
         self.native, self.chance, self.said = native, random.Random(seed), Counter[str]()
         self.spans: Any = ModuleType("spans")
         self.spans._always, self.spans._current_tasks, self.spans._local = None, {}, threading.local()
-        native.use(self.spans, _get_running_loop)
+        self.spans._recorder, self.spans.newest = self, None
+        self.spans._make_automatic_span, self.spans._encode_sample = Span, encode
+        native.use(self.spans, _get_running_loop, current_task)
+        self.left = list[Any]()
+        plain = (self.left.append, self.leave_to_python, None, self.leave_to_python, self.leave_to_python)
+        made = native.standing_for(Enterable, {Span: (b"\x96\x00", ("name",))}, None, encode, plain)
+        Enterable.__enter__, Enterable.__exit__, self.make, self.write, self.count = made
         self.begin_segment()
+
+    def leave_to_python(self, *told: Any, **more: Any) -> None:
+        """Take what the library leaves to Python."""
+        self.left.append((told, more))
 
     def begin_segment(self) -> None:
         """Give this thread a segment with little room, and forget the one before it, or not."""
@@ -137,6 +168,34 @@ class Program:
         for _ in range(3):
             self.spanned(end_part, head, tail)
 
+    def recorded(self, write: Callable[[], object], *expected: Any) -> None:
+        """Write a record, and compare it with what is expected."""
+        before, many = self.writer.used_bytes, len(self.left)
+        write()
+        data = self.memory.raw[before : self.writer.used_bytes]
+        assert bool(data) == (len(self.left) == many)
+        self.said["spans" if data else "left to Python"] += 1
+        if data:
+            self.parts.append((data, b""))
+            found = msgspec.msgpack.decode(data)
+            pairs = list(zip(found, expected, strict=True))
+            assert all(isinstance(value, int) for value, wanted in pairs if wanted is TIME)
+            assert data == encode([value if wanted is TIME else wanted for value, wanted in pairs])
+
+    def spans_and_samples(self) -> None:
+        """A span, one that is over, and a sample, with arguments of all kinds."""
+        name, value = self.chance.choice(["a", "é" * 20, "x" * 300, "x" * 600]), self.chance.choice(VALUES)
+        many = self.chance.choice([0, 1, 3, 17])
+        args = {f"{number}{name[:40]}": self.chance.choice(VALUES) for number in range(many)}
+        span = self.make(name, **args)
+        self.recorded(span.__enter__, 0, name, 0, TIME, args, True)
+        if self.chance.random() < 0.5:
+            span.args = args
+        self.recorded(lambda: span.__exit__(None), TIME, TIME, span.args, True)
+        self.recorded(lambda: self.write(name, 5, 2**40, lane=7, **args), 0, name, 7, 5, 2**40, args, True)
+        self.recorded(lambda: self.count(name, value), name, TIME, value, True)
+        self.left.clear()
+
     def in_another_thread(self) -> None:
         """Write in a thread that has a segment of its own, and ends with it or without having forgotten it."""
         of_this, parts, memory, room_bytes = self.writer, self.parts, self.memory, self.room_bytes
@@ -173,7 +232,7 @@ class Program:
 
     def run(self, many: int) -> None:
         """Write until so many spans were written or left to Python."""
-        ways = [self.write_bytes, self.calls, self.calls, self.stretches, self.stretches]
+        ways = [self.write_bytes, self.calls, self.calls, self.stretches, self.stretches, self.spans_and_samples]
         rare = [self.in_another_thread, self.close, self.record_less, gc.collect]
         while self.said["spans"] + self.said["left to Python"] < many:
             if self.room_bytes - self.writer.used_bytes < 60 or self.chance.random() < 0.1:
@@ -190,8 +249,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     wanted = parser.parse_args()
     if (library := sanitized.library()) is None:
-        return sanitized.run_again(REPEATED)
-    spec = importlib.util.spec_from_file_location("repeated", library)
+        return sanitized.run_again(RECORDS)
+    spec = importlib.util.spec_from_file_location("records", library)
     assert spec is not None and spec.loader is not None
     native = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(native)

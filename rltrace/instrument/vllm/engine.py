@@ -8,14 +8,16 @@ move. The V0 engine of 0.8 to 0.10 (VLLM_USE_V1=0) has other classes and is not 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from rltrace.hooks import boundaries
 from rltrace.hooks.arguments import argument, attributes, keep, keep_self
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
-from rltrace.hooks.request_spans import Lanes, Requests
+from rltrace.hooks.request_spans import Requests
 from rltrace.host import memory
 from rltrace.host.clock import now_ns
 from rltrace.instrument.memory.cuda_ledger import CONTEXT, GRAPHS
@@ -23,6 +25,7 @@ from rltrace.instrument.memory.cuda_memory import LEDGER, TURNS
 from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.pools import Pools
 from rltrace.instrument.memory.sharded_models import by_place
+from rltrace.instrument.memory.turn_hooks import beat_afterwards
 from rltrace.instrument.memory.turns import beating
 from rltrace.instrument.torch.tensor_sizes import sizes_of
 from rltrace.instrument.vllm import speculation, weight_transfer
@@ -80,13 +83,6 @@ class Vllm:
         weight_transfer.name_hooks(patches)
 
 
-BEATS = (
-    f"{WORKER}.execute_model",
-    "vllm.model_executor.model_loader.base_loader:initialize_model",  # allocates the parameters
-)
-"""Calls after which memory may have changed, though no phase ends."""
-
-
 def install_startup(patches: PatchSet, pools: Pools) -> None:
     """Name the hooks on the phases before the first request; the memory that they reserve is sampled after them."""
 
@@ -103,8 +99,10 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
     ):
         patches.around(f"{WORKER}.{method}", *phase(name, pools, args_of), (name,))
     patches.span(f"{WORKER}.add_lora", "engine.add_lora", adapter_args)
-    for target in BEATS:
-        patches.around(target, nothing_before, beating(TURNS))
+    # Memory may have changed though no phase ends: where a step is computed, and where the parameters are allocated.
+    patches.wrap(f"{WORKER}.execute_model", functools.partial(beat_afterwards, TURNS))
+    loaded = "vllm.model_executor.model_loader.base_loader:initialize_model"
+    patches.around(loaded, nothing_before, beating(TURNS))
     # Its parameters have been allocated, and are filled now.
     patches.around("vllm.model_executor.models.utils:AutoWeightsLoader.load_weights", beating(TURNS), nothing_after)
 
@@ -364,55 +362,75 @@ def addresses() -> Collection[int]:
     return () if allocator is None else allocator.pointer_to_data.keys()
 
 
+Step = tuple[Any, int, int, "int | None"]
+"""An engine step that is scheduled and not over: the scheduler's output (kept, so that no other gets its id), when it
+began, its lane, and how many requests it preempted; None where the output says that. It is no NamedTuple, because to
+make one calls a function of Python."""
+
+
 class Steps:
-    """Engine steps in flight: with asynchronous scheduling the next is scheduled before the last one has ended."""
+    """Engine steps in flight: with asynchronous scheduling the next is scheduled before the last one has ended.
+
+    A rollout has a thousand steps, between which none of this stays in the processor's caches: so whatever is rare is
+    in functions of its own.
+    """
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
         """They are told which of them are new in a step, and which have their first token."""
-        self._begun: dict[int, tuple[Any, int, int, int]] = {}
-        """By the output's id: the output (kept, so that no other gets its id), start, lane and preemptions."""
-        self._lanes = Lanes()
+        self._begun: dict[int, Step] = {}
+        """By the output's id."""
+        self._new_lane = itertools.count(1).__next__
+        self._free_lanes: list[int] = []
+        """Lanes that steps have been on and none is on now."""
         self._are_preempted_named = False
         """Whether the scheduler's outputs name preempted requests, as from 0.12 on."""
 
     def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[int, Any, list[Any] | None]:
         """Return when the scheduling began, the scheduler, and if needed the requests that were running then."""
-        scheduler = args[0]
-        return now_ns(), scheduler, None if self._are_preempted_named else list(scheduler.running)
+        if self._are_preempted_named:
+            return now_ns(), None, None
+        return now_ns(), args[0], list(args[0].running)
 
     def keep_output(self, token: tuple[int, Any, list[Any] | None], output: Any, error: BaseException | None) -> None:
         """Keep the output of a step, unless the step computes nothing."""
         start_ns, scheduler, running = token
-        if error is not None or output.total_num_scheduled_tokens == 0:
+        if error is not None or not output.total_num_scheduled_tokens:
             return
-        if running is None:
-            preempted = len(output.preempted_req_ids or ())
-        else:
+        preempted = None
+        if running is not None:
             self._are_preempted_named = hasattr(output, "preempted_req_ids")
-            preempted = preemptions(output, running, scheduler.running)
-        self._begun[id(output)] = (output, start_ns, self._lanes.take(), preempted)
-        for new in output.scheduled_new_reqs:
+            if not self._are_preempted_named:
+                preempted = preemptions(running, scheduler.running)
+        lanes = self._free_lanes
+        self._begun[id(output)] = output, start_ns, lanes.pop() if lanes else self._new_lane(), preempted
+        if output.scheduled_new_reqs:
+            self._schedule_new(output.scheduled_new_reqs, start_ns)
+
+    def _schedule_new(self, requests: Iterable[Any], start_ns: int) -> None:
+        for new in requests:
             self._requests.scheduled(new.req_id, start_ns, new.num_computed_tokens)
 
-    def find_output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, int]]:
+    def find_output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Step | None, dict[str, int]]:
         """Return the scheduler, which step its call is about to end, and what became of tokens guessed ahead."""
         output = argument("scheduler_output", 1, args, kwargs)
+        step = self._begun.pop(id(output), None)
+        if not getattr(output, "scheduled_spec_decode_tokens", None):
+            return args[0], step, {}
         answer = argument("model_runner_output", 2, args, kwargs, None)
-        return args[0], self._begun.pop(id(output), None), speculation.guessed(args[0], output, answer)
+        return args[0], step, speculation.guessed(args[0], output, answer)
 
-    def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
+    def end(self, token: tuple[Any, Step | None, dict[str, int]], _result: Any, error: BaseException | None) -> None:
         """Write the step's span: what it computed and what is left, as the embedded engine says it."""
-        scheduler, begun, guesses = token
-        if begun is None:
+        scheduler, step, late = token
+        if step is None:
             return
-        for request_id in list(self._requests.without_token):
-            request = scheduler.requests.get(request_id)
-            if request is not None and request.num_output_tokens:
-                self._requests.has_token(request_id)
-        output, start_ns, lane, preempted = begun
-        self._lanes.give_back(lane)
-        late = {} if error is None else error_args(error)
+        if self._requests.without_token:
+            self._note_first_tokens(scheduler.requests)
+        if error is not None:
+            late = {**late, **error_args(error)}
+        output, start_ns, lane, preempted = step
+        self._free_lanes.append(lane)
         spans.automatic_span_at(
             "engine.step",
             start_ns,
@@ -422,23 +440,25 @@ class Steps:
             waiting=len(scheduler.waiting),
             tokens=output.total_num_scheduled_tokens,
             kv_usage=scheduler.kv_cache_manager.usage,
-            preempted=preempted,
-            **guesses,
+            preempted=len(output.preempted_req_ids or ()) if preempted is None else preempted,
             **late,
         )
 
+    def _note_first_tokens(self, requests: dict[str, Any]) -> None:
+        for request_id in list(self._requests.without_token):
+            request = requests.get(request_id)
+            if request is not None and request.num_output_tokens:
+                self._requests.has_token(request_id)
 
-def preemptions(output: Any, running: list[Any], still: list[Any]) -> int:
-    """Return how many requests a scheduling preempted.
+
+def preemptions(running: list[Any], still: list[Any]) -> int:
+    """Return how many requests a scheduling of vLLM up to 0.11 preempted: only their status shows it.
 
     Args:
-        output: What the scheduler decided; from 0.12 on it names them.
-        running: What ran before; up to 0.11 only its status shows that a request was preempted.
+        running: What ran before.
         still: What runs now. A preempted request is not in it, so if no request has left, none was preempted; to look
             at 256 requests takes 27 µs a step.
     """
-    if hasattr(output, "preempted_req_ids"):
-        return len(output.preempted_req_ids or ())
     if still[: len(running)] == running:
         return 0
     return sum(request.status.name == "PREEMPTED" for request in running)

@@ -1,14 +1,15 @@
-"""The native hot ways of `rltrace/record/repeated.py`, where they were built: `repeated.c`, a module of Python's.
+"""The native hot ways of `spans.py` and `repeated.py` of `rltrace/record`, where they were built: a module of Python's.
 
-In: when a hook begins and ends, and what its span says. Out: records in the memory of the thread's segment.
+In: when a span begins and ends, and what it says. Out: records in the memory of the thread's segment (`segment.c`).
 
-Everything else is left to `repeated.py`, and where there is no library, all is: it writes the same bytes, and takes
-twice as long. `rltrace/host/native_library.py` compiles the library for the wheel, and `make native` in a working tree.
+Everything else is left to these two, and where there is no library, all is: they write the same bytes, and take twice
+as long. `rltrace/host/native_library.py` compiles the library for the wheel, and `make native` in a working tree.
 It uses the stable interface of Python, and so serves every CPython from 3.10 on but the free-threaded ones, which leave
 it alone.
 
-To add a kind of record, write it in `repeated.py` first; then a type of `repeated.c` with the same ways, which is said
-in `repeated.pyi`. `tests/record/test_repeated.py` runs both and compares their bytes.
+To add a kind of record, write it in `spans.py` or `repeated.py` first; then a function of `spans.c` or a type of
+`repeated.c` with the same ways, which is said in `records.pyi`. `tests/record/test_spans.py` and `test_repeated.py` run
+both, and `tests/record/sanitized_repeated.py` compares bytes.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from types import BuiltinFunctionType, MethodWrapperType
 from typing import Any
 
 from rltrace.host.native import module_of
-from rltrace.host.native_library import REPEATED
+from rltrace.host.native_library import RECORDS
 
-LIBRARY: Any = module_of(REPEATED)
+LIBRARY: Any = module_of(RECORDS)
 """The library; None where everything is done in Python."""
 
 

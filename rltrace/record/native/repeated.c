@@ -2,30 +2,11 @@
 
    A hook of Python touches some hundred lines of memory, none of which is in the processor's caches when a program has
    worked in between. This does the same with a tenth of them, and writes the same bytes. Whatever is not hot is left to
-   the function of Python that each object is made with.
+   the function of Python that each object is made with. */
 
-   It uses the stable interface of Python, so that one library serves every CPython from 3.10 on. Nothing here runs
-   Python's code but that function, so a signal handler cannot come in between; the interpreter's lock is held. */
+#include "records.h"
 
-#define Py_LIMITED_API 0x030A0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#include <structmember.h>
-#include <time.h>
-
-static PyObject *spans, *running_loop; /* `rltrace.record.spans`, and `asyncio._get_running_loop` */
-static PyObject *spans_names, *tasks; /* what is in that module, and the tasks that run, if it knows them */
-static PyObject *always_name, *local_name, *write_name, *live_name;
-
-static int64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
+static PyObject *live_name;
 
 /* Forget an error of ours: all that can raise here is in C, and no error from outside. */
 static int refused(void) {
@@ -38,121 +19,6 @@ static void call(PyObject *function) {
     PyObject *result = PyObject_CallNoArgs(function);
     if (result == NULL) PyErr_Clear();
     Py_XDECREF(result);
-}
-
-/* Return whether everything is recorded. */
-static int is_whole(void) {
-    PyObject *always = PyDict_GetItemWithError(spans_names, always_name);
-    if (always == NULL) PyErr_Clear();
-    return always == Py_None;
-}
-
-/* Return whether an asyncio task may run in this thread: then the record is not the one that is known. */
-static int may_be_in_task(void) {
-    PyObject *loop;
-    if (tasks != NULL && !PyDict_Size(tasks)) return 0;
-    loop = PyObject_CallNoArgs(running_loop);
-    if (loop == NULL) PyErr_Clear();
-    Py_XDECREF(loop);
-    return loop != Py_None;
-}
-
-/* ---- a segment ---- */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *owner; /* keeps the memory mapped; NULL once it is closed */
-    char *memory;
-    Py_ssize_t room_bytes, used_bytes;
-} Writer;
-
-static PyObject *writer_type;
-static __thread Writer *own; /* of the thread's segment, with a reference, once it has written here */
-
-static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    PyObject *owner;
-    unsigned long long address;
-    Py_ssize_t room_bytes;
-    Writer *self;
-    (void)keywords;
-    if (!PyArg_ParseTuple(args, "OKn", &owner, &address, &room_bytes)) return NULL;
-    self = (Writer *)allocate(type, 0);
-    if (self == NULL) return NULL;
-    Py_INCREF(owner);
-    self->owner = owner, self->memory = (char *)(uintptr_t)address, self->room_bytes = room_bytes;
-    return (PyObject *)self;
-}
-
-static PyObject *writer_write(Writer *self, PyObject *data) {
-    char *bytes;
-    Py_ssize_t many;
-    if (PyBytes_AsStringAndSize(data, &bytes, &many) < 0) return NULL;
-    if (many > self->room_bytes - self->used_bytes) {
-        PyErr_SetString(PyExc_ValueError, self->owner == NULL ? "the segment is closed" : "the segment is full");
-        return NULL;
-    }
-    memcpy(self->memory + self->used_bytes, bytes, (size_t)many);
-    self->used_bytes += many;
-    Py_RETURN_NONE;
-}
-
-static PyObject *writer_close(Writer *self, PyObject *nothing) {
-    PyObject *owner = self->owner;
-    (void)nothing;
-    self->owner = NULL, self->memory = NULL, self->room_bytes = self->used_bytes;
-    Py_XDECREF(owner);
-    Py_RETURN_NONE;
-}
-
-static void writer_dealloc(Writer *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    Py_XDECREF(self->owner);
-    release(self);
-    Py_DECREF(type);
-}
-
-static PyMethodDef writer_methods[] = {
-    {"write", (PyCFunction)writer_write, METH_O, "Append bytes; raises ValueError if there is no room for them."},
-    {"close", (PyCFunction)writer_close, METH_NOARGS, "Write nothing any more, and let go of the memory."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyMemberDef writer_members[] = {
-    {"used_bytes", T_PYSSIZET, offsetof(Writer, used_bytes), READONLY, "How much is written."},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyType_Slot writer_slots[] = {
-    {Py_tp_new, writer_new},         {Py_tp_methods, writer_methods}, {Py_tp_members, writer_members},
-    {Py_tp_dealloc, writer_dealloc}, {0, NULL},
-};
-
-static PyType_Spec writer_spec = {
-    "rltrace.record.native.repeated.Writer", sizeof(Writer), 0, Py_TPFLAGS_DEFAULT, writer_slots,
-};
-
-/* Forget which segment this thread writes to. */
-static void let_go(void) {
-    Writer *before = own;
-    own = NULL;
-    Py_XDECREF((PyObject *)before);
-}
-
-/* Find this thread's segment; it has none before its first record, nor on a full disk. */
-static Writer *found_own(void) {
-    PyObject *local = PyObject_GetAttr(spans, local_name), *write = NULL, *self = NULL;
-    if (local != NULL) write = PyObject_GetAttr(local, write_name);
-    Py_XDECREF(local);
-    if (write != NULL && PyCFunction_Check(write)) self = PyCFunction_GetSelf(write);
-    if (self != NULL && Py_TYPE(self) == (PyTypeObject *)writer_type) {
-        Py_INCREF(self);
-        own = (Writer *)self;
-    }
-    Py_XDECREF(write);
-    PyErr_Clear();
-    return own;
 }
 
 /* Write a time as msgpack does; every clock shows more than 32 bits four seconds after its start. */
@@ -169,19 +35,14 @@ static char *put_time(char *at, int64_t time_ns) {
 static int append(PyObject *head, int64_t start_ns, PyObject *tail) {
     Py_ssize_t head_bytes = PyBytes_Size(head), tail_bytes = PyBytes_Size(tail);
     Py_ssize_t many = head_bytes + TIMES_BYTES + tail_bytes;
-    Writer *writer = own;
+    PyObject *task;
     char *at;
-    if (start_ns <= UINT32_MAX || !is_whole() || may_be_in_task()) return 0;
-    if (writer == NULL && (writer = found_own()) == NULL) return 0;
-    if (many > writer->room_bytes - writer->used_bytes) { /* it is full, or closed */
-        let_go();
-        return 0;
-    }
-    at = writer->memory + writer->used_bytes;
+    if (start_ns <= UINT32_MAX || !is_whole() || !find_task(&task) || task != NULL) return 0;
+    if ((at = room_for(many)) == NULL) return 0;
     memcpy(at, PyBytes_AsString(head), (size_t)head_bytes);
     at = put_time(put_time(at + head_bytes, start_ns), now_ns());
     memcpy(at, PyBytes_AsString(tail), (size_t)tail_bytes);
-    writer->used_bytes += many;
+    wrote(many);
     return 1;
 }
 
@@ -311,7 +172,7 @@ static PyType_Slot calls_slots[] = {
 };
 
 static PyType_Spec calls_spec = {
-    "rltrace.record.native.repeated.Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, calls_slots,
+    "rltrace.record.native.records.Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, calls_slots,
 };
 
 /* ---- what one hook begins, and another ends ---- */
@@ -365,7 +226,7 @@ static PyType_Slot stretch_slots[] = {
 };
 
 static PyType_Spec stretch_spec = {
-    "rltrace.record.native.repeated.Stretch", sizeof(Stretch), 0, Py_TPFLAGS_DEFAULT, stretch_slots,
+    "rltrace.record.native.records.Stretch", sizeof(Stretch), 0, Py_TPFLAGS_DEFAULT, stretch_slots,
 };
 
 typedef struct {
@@ -480,54 +341,14 @@ static PyType_Slot end_slots[] = {
 };
 
 static PyType_Spec end_spec = {
-    "rltrace.record.native.repeated.StretchEnd", sizeof(End), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, end_slots,
+    "rltrace.record.native.records.StretchEnd", sizeof(End), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, end_slots,
 };
 
-/* ---- the module ---- */
-
-static PyObject *use(PyObject *module, PyObject *args) {
-    PyObject *of_spans, *loop, *of_loops;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OO", &of_spans, &loop)) return NULL;
-    of_loops = PyObject_GetAttrString(of_spans, "_current_tasks");
-    if (of_loops == NULL) return NULL;
-    Py_INCREF(of_spans), Py_INCREF(loop);
-    spans = of_spans, running_loop = loop;
-    spans_names = PyModule_GetDict(of_spans);
-    tasks = PyDict_Check(of_loops) ? of_loops : NULL;
-    Py_RETURN_NONE;
-}
-
-static PyObject *forget(PyObject *module, PyObject *nothing) {
-    (void)module, (void)nothing;
-    let_go();
-    Py_RETURN_NONE;
-}
-
-static PyMethodDef functions[] = {
-    {"use", use, METH_VARARGS, "Set where records go, and what returns the event loop that runs in this thread."},
-    {"forget", forget, METH_NOARGS, "Forget which segment this thread writes to."},
-    {NULL, NULL, 0, NULL},
-};
-
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "repeated", NULL, -1, functions, NULL, NULL, NULL, NULL};
-
-static int add(PyObject *module, const char *name, PyObject *value) {
-    return value == NULL || PyModule_AddObjectRef(module, name, value) < 0;
-}
-
-PyMODINIT_FUNC PyInit_repeated(void) {
-    PyObject *module = PyModule_Create(&definition);
-    if (module == NULL) return NULL;
-    always_name = PyUnicode_InternFromString("_always");
-    local_name = PyUnicode_InternFromString("_local"), write_name = PyUnicode_InternFromString("write");
-    live_name = PyUnicode_InternFromString("live");
-    stretch_type = PyType_FromSpec(&stretch_spec), writer_type = PyType_FromSpec(&writer_spec);
-    if (!always_name || !local_name || !write_name || !live_name || add(module, "Stretch", stretch_type) ||
-        add(module, "Writer", writer_type) || add(module, "Calls", PyType_FromSpec(&calls_spec)) || add(module, "StretchEnd", PyType_FromSpec(&end_spec)) ||
-        PyModule_AddIntConstant(module, "SOURCE", SOURCE) < 0) {
-        Py_DECREF(module);
-        return NULL;
-    }
-    return module;
+int add_repeated(PyObject *module) {
+    PyObject *calls_type = PyType_FromSpec(&calls_spec), *end_type = PyType_FromSpec(&end_spec);
+    live_name = PyUnicode_InternFromString("live"), stretch_type = PyType_FromSpec(&stretch_spec);
+    if (!live_name || !stretch_type || !calls_type || !end_type) return -1;
+    if (PyModule_AddObjectRef(module, "Stretch", stretch_type) < 0) return -1;
+    if (PyModule_AddObjectRef(module, "Calls", calls_type) < 0) return -1;
+    return PyModule_AddObjectRef(module, "StretchEnd", end_type);
 }

@@ -1,4 +1,4 @@
-"""What `repeated.c` makes; see there."""
+"""What `records.c` and the files beside it make; see there."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -6,8 +6,19 @@ from typing import Any
 
 SOURCE: int
 
-def use(spans: ModuleType, running_loop: Callable[[], Any], /) -> None: ...
+def use(spans: ModuleType, running_loop: Callable[[], Any], task_of: Callable[[Any], Any], /) -> None: ...
 def forget() -> None: ...
+def standing_for(
+    owner: type,
+    kinds: dict[type, tuple[bytes, tuple[str, ...]]],
+    no_span: object,
+    encode: Callable[[Any], bytes],
+    plain: tuple[Any, Any, Any, Any, Any],
+    /,
+) -> tuple[Any, Any, Any, Any, Any]: ...
+def automatic_span(name: str, /, **args: Any) -> Any: ...
+def automatic_span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0, **args: Any) -> None: ...
+def counter(name: str, value: float, /) -> None: ...
 
 class Writer:
     used_bytes: int
