@@ -74,7 +74,7 @@ test-hostile: $(VENV)/dev.done  ## Run the tests that take long: damaged Recordi
 .PHONY: test-sanitizer
 test-sanitizer: $(VENV)/dev.done  ## A million mutated segments to the decoder, a million spans to the hooks, with AddressSanitizer
 	PYTHONPATH=tests $(BIN)/python tests/read/sanitized_decoder.py --segments 1000000
-	PYTHONPATH=tests $(BIN)/python tests/record/sanitized_repeated.py --spans 1000000
+	PYTHONPATH=tests $(BIN)/python tests/record/sanitized_records.py --spans 1000000
 
 .PHONY: test-frameworks
 test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and trainers: 19 GB of packages, then minutes

@@ -9,7 +9,7 @@ it alone.
 
 To add a kind of record, write it in `spans.py` or `repeated.py` first; then a function of `spans.c` or a type of
 `repeated.c` with the same ways, which is said in `records.pyi`. `tests/record/test_spans.py` and `test_repeated.py` run
-both, and `tests/record/sanitized_repeated.py` compares bytes.
+both, and `tests/record/sanitized_records.py` compares bytes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from __future__ import annotations
 from types import BuiltinFunctionType, MethodWrapperType
 from typing import Any
 
+from rltrace.host.clock import now_ns
 from rltrace.host.native import module_of
 from rltrace.host.native_library import RECORDS
-
-LIBRARY: Any = module_of(RECORDS)
-"""The library; None where everything is done in Python."""
 
 
 def are_native(*functions: Any) -> bool:
     """Return whether all of these functions are in C, so that no error from outside can come inside of a call."""
     return all(isinstance(function, (BuiltinFunctionType, MethodWrapperType)) for function in functions)
+
+
+LIBRARY: Any = module_of(RECORDS) if are_native(now_ns) else None
+"""The library; None where everything is done in Python, as where a program has put a clock of its own in the place of
+the system's, which the library asks."""

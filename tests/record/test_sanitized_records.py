@@ -13,5 +13,5 @@ import sanitized
 def test_no_wrong_access() -> None:
     """Built with AddressSanitizer they stay inside of a segment, and write what they should; `make test-sanitizer`
     tries a million spans."""
-    program = Path(__file__).with_name("sanitized_repeated.py")
+    program = Path(__file__).with_name("sanitized_records.py")
     assert "no wrong access" in sanitized.said_by(program, "--spans", "2000")
