@@ -1,8 +1,9 @@
-"""What the two ends of a module's span cost when nothing of them is in the processor's caches, in three seconds.
+"""What spans, samples and the hooks around an engine's step cost when nothing of them is in the processor's caches.
 
-`python tests/bench/cold_calls.py [--calls N]`. In front of each call, a small layer of torch runs forward and backward
-and 4 MiB are read, which leaves nothing of ours in the core's own caches and address translations. The figure is the
-lower quartile of wall times, without that of calls of nothing: what else the machine does makes other times longer.
+`python tests/bench/cold_calls.py [--calls N] [--plain]`. In front of each call, a small layer of torch runs forward
+and backward and 4 MiB are read, which leaves nothing of ours in the core's own caches and address translations. The
+figure is the lower quartile of wall times, without that of calls of nothing: what else the machine does makes other
+times longer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ import torch
 
 import rltrace
 from rltrace.hooks.hook import Hook
+from rltrace.hooks.request_spans import Requests
+from rltrace.host.clock import now_ns
 from rltrace.instrument.torch import fsdp2, modules
+from rltrace.instrument.vllm.engine import Steps
 from rltrace.record import repeated, spans
 
 Call = Callable[[], object]
@@ -69,6 +73,50 @@ def backward_hooks() -> tuple[Call, Call]:
     return lambda: before(state), lambda: after(group)
 
 
+def generic_calls() -> dict[str, Call]:
+    """What any hook calls: both ends of a span, a span that is over, and a sample."""
+    opened: list[Any] = []
+
+    def begin() -> None:
+        opened.append(spans.automatic_span("engine.add", bytes=4096, tensors=3).__enter__())
+
+    return {
+        "a span begins": begin,
+        "and ends": lambda: opened.pop().__exit__(None),
+        "a span that is over": lambda: spans.automatic_span_at("engine.add", now_ns(), now_ns(), bytes=4096, tensors=3),
+        "a sample": lambda: spans.counter("actor.params_bytes", 4096),
+    }
+
+
+def engine_calls() -> dict[str, Call]:
+    """What runs before and after vLLM's scheduler decides on a step, and before and after it hears of its tokens."""
+    steps = Steps(Requests())
+    scheduler = Stand(running=[*range(64)], waiting=[], requests={}, kv_cache_manager=Stand(usage=0.5))
+    token: list[Any] = [None]
+    output: list[Any] = [None]
+
+    def before_schedule() -> None:
+        token[0] = steps.begin((scheduler,), {})
+
+    def after_schedule() -> None:
+        output[0] = Stand(total_num_scheduled_tokens=64, scheduled_new_reqs=[], preempted_req_ids=set())
+        output[0].scheduled_spec_decode_tokens = {}
+        steps.keep_output(token[0], output[0], None)
+
+    def before_update() -> None:
+        token[0] = steps.find_output((scheduler, output[0], None), {})
+
+    def after_update() -> None:
+        steps.end(token[0], None, None)
+
+    return {
+        "before schedule": before_schedule,
+        "after schedule": after_schedule,
+        "before update": before_update,
+        "after update": after_update,
+    }
+
+
 def _nothing(*_: Any) -> None:
     """Do what is hooked here."""
 
@@ -90,7 +138,11 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=150)
-    count = parser.parse_args().calls
+    parser.add_argument("--plain", action="store_true", help="record in Python")
+    wanted = parser.parse_args()
+    count = wanted.calls
+    if wanted.plain:
+        spans.record_by(*spans.PLAIN)
     with tempfile.TemporaryDirectory() as folder:
         rltrace.start(Path(folder) / "run")
         calls: dict[str, Call] = {}
@@ -101,10 +153,12 @@ def main() -> None:
                 (calls[f"backward begins, {way}"], calls[f"backward ends, {way}"]) = backward_hooks()
                 for call in calls.values():  # what is to be said is found out the first time
                     call()
+        calls |= generic_calls()
+        calls |= engine_calls()
         found = measured_us({**calls, "nothing": lambda: _nothing(1)}, count)
         rltrace.stop()
     nothing_us = found.pop("nothing")
-    print("| end of a span | µs |\n|---|---|")
+    print("| call | µs |\n|---|---|")
     for name, us in found.items():
         print(f"| {name} | {us - nothing_us:.1f} |")
 

@@ -74,14 +74,14 @@ class Turns:
     beat_due_ns = 0
     """Before this time a beat has nothing to spend. A step has hundreds of beats, which ask for no more than this."""
 
-    SHARE, BURST_NS = 0.0001, 20_000_000
+    SHARE, BURST_NS = 0.0002, 20_000_000
     """The budget of looks outside of passes. One takes 0.3 ms; when none is left, the total is told all the same."""
-    PASS_SHARE, PASS_BURST_NS = 0.0001, 10_000_000
+    PASS_SHARE, PASS_BURST_NS = 0.0002, 10_000_000
     """The budget of looks inside passes: the first passes are always seen."""
-    TURN_BEAT_SHARE, TURN_BEAT_BURST_NS = 0.00015, 5_000_000
+    TURN_BEAT_SHARE, TURN_BEAT_BURST_NS = 0.0003, 5_000_000
     """The budget of beats where memory turns: five in a pass. One takes 0.1 ms where a forward or a backward was under
     way since the last, and nothing of it is in the processor's caches; the burst is for the first steps."""
-    BEAT_SHARE, BEAT_BURST_NS = 0.0001, 1_000_000
+    BEAT_SHARE, BEAT_BURST_NS = 0.0002, 1_000_000
     """The budget of beats between, inside of forwards and of long calls. In a forward after other work each layer asks;
     in a series of forwards one layer in a few does."""
     MOST_BEAT_NS, MOST_LOOK_NS = 150_000, 5_000_000
