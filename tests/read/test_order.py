@@ -92,6 +92,7 @@ def tick():
     now_ns += 500_000_000
     return now_ns
 spans._now_ns = tick
+spans.record_by(*spans.PLAIN)
 for n in range(12):
     with spans.span("step", step=n), spans.span("inner"):
         pass
