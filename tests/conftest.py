@@ -75,20 +75,13 @@ def no_recorder_survives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(params=["native", "plain"])
 def recording_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Records in C, and in Python."""
-    natively = (
-        spans._Enterable.__enter__,
-        spans._Enterable.__exit__,
-        spans.automatic_span,
-        spans.automatic_span_at,
-        spans.counter,
-    )
     if request.param == "plain":
         spans.record_by(*spans.PLAIN)
         monkeypatch.setattr(rltrace, "counter", spans.counter)
     elif native.LIBRARY is None:
         pytest.skip("the library is not built: make native")
     yield request.param
-    spans.record_by(*natively)
+    spans.record_by(*spans.FASTEST)
 
 
 @pytest.fixture

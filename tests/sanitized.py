@@ -6,22 +6,20 @@ report.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from rltrace.host.native_library import NativeLibrary
 
 FLAGS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 VARIABLE = "RLTRACE_SANITIZED_LIBRARY"
-
-
-def library() -> Path | None:
-    """Return the library with which this program runs; None if it runs with none yet."""
-    found = os.environ.get(VARIABLE)
-    return None if found is None else Path(found)
 
 
 def said_by(program: Path, *words: str) -> str:
@@ -32,6 +30,27 @@ def said_by(program: Path, *words: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def main(built: NativeLibrary, about: str | None, what: str, feed: Callable[[Path, int, int], Counter[str]]) -> int:
+    """Build a library and run this program again with it, or feed the one that it runs with; return the exit code.
+
+    Args:
+        built: The library.
+        about: What the program does.
+        what: What the library is fed with, in the plural: the option that says how many.
+        feed: Feeds the library at a path with so many, chosen by a seed; returns how often what came of it.
+    """
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument(f"--{what}", type=int, default=20_000, dest="many")
+    parser.add_argument("--seed", type=int, default=0)
+    wanted = parser.parse_args()
+    if (library := os.environ.get(VARIABLE)) is None:
+        return run_again(built)
+    began_s = time.monotonic()
+    said = feed(Path(library), wanted.many, wanted.seed)
+    print(f"{dict(said)} in {time.monotonic() - began_s:.0f} s: no wrong access")
+    return 0
 
 
 def run_again(built: NativeLibrary) -> int:

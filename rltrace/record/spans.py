@@ -762,6 +762,9 @@ def record_by(enter: Any, leave: Any, make: Any, write: Any, count: Any) -> None
     automatic_span, automatic_span_at, counter = make, write, count
 
 
+FASTEST = PLAIN
+"""What records: the library's functions where there is one."""
 if native.LIBRARY is not None:
     native.LIBRARY.use(sys.modules[__name__], _get_running_loop, _task_of)
-    record_by(*native.LIBRARY.standing_for(_Enterable, _kinds, _NO_SPAN, encode, PLAIN))
+    FASTEST = native.LIBRARY.standing_for(_Enterable, _kinds, _NO_SPAN, encode, PLAIN)
+    record_by(*FASTEST)

@@ -7,11 +7,9 @@ process with a report. What the decoder returns is compared with the Python read
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import random
 import sys
-import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -200,19 +198,5 @@ def _intervals(chance: random.Random) -> np.ndarray[tuple[int, ...], np.dtype[np
     return np.array(rows, np.int64).reshape(-1, 2)
 
 
-def main() -> int:
-    """Build the decoder and run this file with it, or feed it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--segments", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
-    wanted = parser.parse_args()
-    if (library := sanitized.library()) is None:
-        return sanitized.run_again(DECODER)
-    began_s = time.monotonic()
-    said = _feed(library, wanted.segments, wanted.seed)
-    print(f"{dict(said)} in {time.monotonic() - began_s:.0f} s: no wrong access")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(sanitized.main(DECODER, __doc__, "segments", _feed))

@@ -34,9 +34,6 @@ int find_task(PyObject **task);
 char *room_for(Py_ssize_t many);
 void wrote(Py_ssize_t many);
 
-/* Forget which segment this thread writes to. */
-void let_go(void);
-
 int add_segments(PyObject *module);
 int add_spans(PyObject *module);
 int add_repeated(PyObject *module);

@@ -118,7 +118,8 @@ static PyType_Spec writer_spec = {
     "rltrace.record.native.records.Writer", sizeof(Writer), 0, Py_TPFLAGS_DEFAULT, writer_slots,
 };
 
-void let_go(void) {
+/* Forget which segment this thread writes to. */
+static void let_go(void) {
     Writer *before = own;
     own = NULL;
     Py_XDECREF((PyObject *)before);
