@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rltrace.events import Turn
+from rltrace.hooks.boundaries import Boundary
 from rltrace.hooks.hook import Hook
 from rltrace.instrument.memory import turns as turns_module
 from rltrace.instrument.memory.turns import Turns
@@ -323,6 +324,73 @@ def test_beats_are_cheap_again_where_memory_moves(ledger: Clocked) -> None:
     wait_ns()
     ledger.moved = False
     assert wait_ns() == pytest.approx(still_ns / Turns.STILL_PRICE, rel=0.01)
+
+
+class Growing(Clocked):
+    """A ledger that grows, until it is asked."""
+
+    has_grown = False
+
+    def __init__(self) -> None:
+        super().__init__(look_ns=500_000)
+
+    def has_moved(self) -> bool:
+        super().has_moved()
+        has_grown, self.has_grown = self.has_grown, False
+        return has_grown
+
+
+def infer(turns: Turns, ledger: Clocked, phase: str) -> None:
+    """A phase of eight forwards without gradients."""
+    turns.pass_boundary(Boundary((phase,), is_end=False))
+    for _ in range(8):
+        turns.begin_forward(has_gradients=False)
+        ledger.now_ns += 55_000_000
+        turns.end_forward(has_gradients=False)
+    turns.pass_boundary(Boundary((phase,)))
+
+
+def test_still_phases_leave_turns_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In steps of decoding, log-probs that move nothing, and an update that grows twice, growth is seen at once.
+
+    Two in five were missed while all turns asked alike: those of the log-probs had spent the budget.
+    """
+    ledger = Growing()
+    monkeypatch.setattr(turns_module, "now_ns", lambda: ledger.now_ns)
+    turns = Turns(ledger, Work())
+    missed = []
+    for step in range(40):
+        for _ in range(500):  # the engine decodes
+            turns.beat_if_due()
+            ledger.now_ns += 6_000_000
+        infer(turns, ledger, "actor.old_log_prob")
+        infer(turns, ledger, "ref.log_prob")
+        turns.pass_boundary(Boundary(("actor.update",), is_end=False))
+        for batch in range(8):
+            turns.begin_forward(has_gradients=True)
+            ledger.has_grown = batch < 2
+            ledger.now_ns += 60_000_000
+            turns.end_forward(has_gradients=True)
+            turns.begin_backward()
+            ledger.now_ns += 110_000_000
+            turns.end_backward()
+            missed += [(step, batch)] * ledger.has_grown
+        turns.pass_boundary(Boundary(("actor.update",)))
+    assert len(missed) <= 2, missed
+
+
+def test_a_still_phase_that_moves_is_asked_again(ledger: Clocked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless there is plenty, a still phase is asked once; when that finds a change, its other turns ask too."""
+    monkeypatch.setattr(Turns, "PLENTY", 2)
+    monkeypatch.setattr(Turns, "TURN_BEAT_BURST_NS", 10**12)
+    turns = Turns(ledger, Work())
+    asked = []
+    for step in range(Turns.STILL_PHASES + 3):
+        ledger.moved = step == Turns.STILL_PHASES + 1
+        before = len(ledger.asked)
+        infer(turns, ledger, "ref.log_prob")
+        asked.append(len(ledger.asked) - before)
+    assert asked == [7] * Turns.STILL_PHASES + [1, 16, 7]
 
 
 def test_what_interrupts_a_beat_is_not_owed(ledger: Clocked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, turns: Turns, on_device: O
     ledger.tensors[MODELS], ledger.between_passes[MODELS] = MODELS, MODELS.between_passes
     ledger.trains = lambda: MODELS.met
     patches.when_imported("torch.cuda", lambda _: boundaries.watch(ledger.reached))
+    patches.when_imported("torch.cuda", lambda _: boundaries.watch(turns.pass_boundary))
     watch_uncaught(patches, ledger.out_of_memory)
     name_turns(patches, turns, loading(ledger, turns.work))
     for method in COLLECTIVES:

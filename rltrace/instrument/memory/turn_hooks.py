@@ -65,6 +65,8 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
     # First weights are broadcast one by one, and sharded.
     patches.around("torch.distributed.distributed_c10d:broadcast", nothing_before, beating(turns))
     patches.around(f"{TRANSFORMERS}.from_pretrained", nothing_before, at(turns, Turn.MOVED))
+    # It has taken what the whole model needs; to read the model into that takes half a second.
+    patches.around("transformers.modeling_utils:caching_allocator_warmup", nothing_before, turning(turns))
     for method in (f"{MODULE}.eval", f"{TRANSFORMERS}.eval", f"{MODULE}.requires_grad_"):  # so a ref is put aside
         patches.around(method, keep_self, meet_made)
     moves = ModuleMoves(turns)

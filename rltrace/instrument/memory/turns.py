@@ -10,7 +10,9 @@ together: a look at half of a pass would show activations that are long gone.
 
 Between turns, each hook can be a beat: it asks the driver how much memory is used, which takes microseconds, and looks
 if that has changed. When too much time is owed for a look, what the driver said is recorded alone. Where memory has
-been still for long, as in the steady steps of a loop whose allocator has all that it needs, it is asked less often.
+been still for long, as in the steady steps of a loop whose allocator has all that it needs, it is asked less often. So
+it is within a phase: a phase has dozens of turns, and what its first ones spent would be missing in the next phase,
+where memory moves.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rltrace.events import Turn
+from rltrace.hooks.boundaries import Boundary
 from rltrace.host.clock import now_ns
 from rltrace.instrument.memory.work import Work
 
+ALL = 1 << 62
+"""More turns than a phase has."""
 NEVER_IN_PASS = (Turn.OPTIMIZER_BEGIN, Turn.ZERO_GRAD)
 
 
@@ -52,6 +57,8 @@ class Budget:
         self._share, self.burst_ns = share, burst_ns
         self._left_ns = float(burst_ns)
         self._counted_ns = now_ns()
+        self.still = 0
+        """How many beats in a row, of those that this pays for, have found no change."""
 
     def left_ns(self, at_ns: int) -> float:
         """Return what is left; a negative value is owed."""
@@ -92,6 +99,13 @@ class Turns:
     STILL_BEATS, STILL_PRICE = 32, 4
     """After so many beats in a row that found no change, one costs four times as much: where memory is still it stays
     so. The next change that is found makes beats cheap again."""
+    PLENTY = 0.5
+    """While this share of the burst is left, every turn asks. With less, half as many turns are left out as have found
+    no change in a row in this phase."""
+    MOST_LEFT_OUT = 8
+    """Of these, at most so many."""
+    STILL_PHASES = 2
+    """After a phase has gone by so often without a change, only its first turn asks then."""
     BACKWARD_BEATS = 2
     """How many beats that follow the beginning of a backward are turns: the first layer that asks may do so before the
     gradients of the logits are there, the second one does not."""
@@ -108,8 +122,16 @@ class Turns:
         self._turn_beats = Budget(self.TURN_BEAT_SHARE, self.TURN_BEAT_BURST_NS)
         self._beats_at_turn = 0
         """How many of the next beats are turns."""
-        self._still_beats = 0
-        """How many beats in a row have found no change."""
+        self._still_turns = 0
+        """How many turns in a row that asked have found no change in this phase."""
+        self._moves_here = False
+        """Whether one has found a change in it."""
+        self._left_out = 0
+        """How many of the next turns are left out."""
+        self._phase: tuple[str, ...] = ()
+        """The names that the phase may have in which the process is."""
+        self._still_phases: dict[tuple[str, ...], int] = {}
+        """How many times in a row a phase has gone by in which no turn found a change."""
         self._is_passing = False
         """Whether a forward has begun whose backward has not ended."""
         self._is_inferring = False
@@ -127,7 +149,7 @@ class Turns:
             self._begin_pass()
             if self._is_seen:
                 self._ledger.settle()
-        self._beat(self._turn_beats)
+        self._ask_at_turn()
 
     def end_forward(self, *, has_gradients: bool) -> None:
         """The forward is over. If a backward follows, its activations are there now."""
@@ -146,7 +168,7 @@ class Turns:
     def end_backward(self) -> None:
         """Gradients are there, and activations are gone."""
         self._beats_at_turn = 0
-        self._beat(self._turn_beats)
+        self._ask_at_turn()
         self._is_passing = False
         self._end_pass(Turn.BACKWARD_END)
 
@@ -167,11 +189,20 @@ class Turns:
         """Ask at a rare place behind which memory has grown, and nothing of ours runs for long."""
         self._beat(self._turn_beats)
 
+    def pass_boundary(self, boundary: Boundary) -> None:
+        """Come to another phase: memory may move in it, though it has been still."""
+        if self._moves_here:
+            self._still_phases[self._phase] = 0
+        elif self._still_turns:
+            self._still_phases[self._phase] = self._still_phases.get(self._phase, 0) + 1
+        self._phase = () if boundary.is_end else boundary.names
+        self._still_turns, self._moves_here, self._left_out = 0, False, 0
+
     def beat(self) -> None:
         """Ask, if the budget allows it, whether the used memory has changed, and look if it has."""
         if self._beats_at_turn:
             self._beats_at_turn -= 1
-            self._beat(self._turn_beats)
+            self._ask_at_turn()
         else:
             self._beat(self._beats)
         self.beat_due_ns = 0 if self._beats_at_turn else self._beats.due_ns()
@@ -181,24 +212,37 @@ class Turns:
         if now_ns() >= self.beat_due_ns:
             self.beat()
 
-    def _beat(self, budget: Budget) -> None:
+    def _ask_at_turn(self) -> None:
+        """Ask where memory turns, unless the turns before have found nothing and little is left."""
+        is_short = self._turn_beats.left_ns(now_ns()) < self.PLENTY * self._turn_beats.burst_ns
+        if is_short and self._left_out:
+            self._left_out -= 1
+        elif (has_moved := self._beat(self._turn_beats)) is not None:
+            self._still_turns = 0 if has_moved else self._still_turns + 1
+            self._moves_here |= has_moved
+            is_still = not self._moves_here and self._still_phases.get(self._phase, 0) >= self.STILL_PHASES
+            self._left_out = ALL if is_still else min(self._still_turns // 2, self.MOST_LEFT_OUT)
+
+    def _beat(self, budget: Budget) -> bool | None:
+        """Ask if the budget allows it; return whether the used memory has changed, None if nobody asked."""
         began_ns = now_ns()
         if budget.left_ns(began_ns) <= 0:
-            return
+            return None
         has_moved = self._ledger.has_moved()
         can_look = has_moved and self._can_look()
         if has_moved and not can_look:
             self._ledger.say_used()
-        budget.spend(self._price_ns(min(now_ns() - began_ns, self.MOST_BEAT_NS), has_moved=has_moved))
+        budget.still = 0 if has_moved else budget.still + 1
+        budget.spend(self._price_ns(min(now_ns() - began_ns, self.MOST_BEAT_NS), budget.still))
         if can_look:
             self._look(Turn.BEAT, self._looks)
+        return has_moved
 
-    def _price_ns(self, spent_ns: int, *, has_moved: bool) -> int:
-        """Return what a beat costs that took so long."""
-        self._still_beats = 0 if has_moved else self._still_beats + 1
-        if has_moved:
+    def _price_ns(self, spent_ns: int, still: int) -> int:
+        """Return what a beat costs that took so long, the last of so many in a row that found no change."""
+        if not still:
             return spent_ns // self.FOUND_DISCOUNT
-        return spent_ns * (self.STILL_PRICE if self._still_beats > self.STILL_BEATS else 1)
+        return spent_ns * (self.STILL_PRICE if still > self.STILL_BEATS else 1)
 
     def _can_look(self) -> bool:
         return self._looks.left_ns(now_ns()) > -self.BURST_NS
@@ -211,7 +255,7 @@ class Turns:
         if is_seen:
             self._look(turn, self._passes)
         else:
-            self._beat(self._turn_beats)
+            self._ask_at_turn()
 
     def _end_pass(self, turn: Turn) -> None:
         """Look if anybody has looked inside the pass, so that no row outlives it."""
