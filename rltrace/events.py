@@ -116,6 +116,8 @@ STEP = "step"
 """A step; its argument `step` is its number."""
 BRIEF = "brief"
 """Argument of a step that was not to be recorded in full."""
+DETAIL = "recording.detail"
+"""From here on a process whose loop marks no steps records everything, or not: `full`."""
 REWARD_MEAN, TOKENS, TOKENS_PER_SECOND = "reward_mean", "tokens", "tokens_per_second"
 STEP_FIGURES = (REWARD_MEAN, TOKENS, TOKENS_PER_SECOND)
 """Counters, or arguments of the `step` span, that say how a step went."""
@@ -199,6 +201,11 @@ GPU_TIME = "GPU time"
 """What a process reports as unavailable, with the reasons, if some of a GPU's work was not timed."""
 DEVICE_SPAN = "device_span"
 """Such a span, in the costs by kind of event."""
+
+INFERRED_FROM = frozenset(
+    {GENERATE, FORWARD, BACKWARD, OPTIMIZER_STEP, f"{DEVICE_TIME}{OPTIMIZER_STEP}", LOAD_WEIGHTS, HOST_WORK}
+)
+"""What the steps and phases of a loop that marks none are inferred from."""
 
 KERNEL, OPERATOR = "kernel.", "op."
 """Prefixes of the names that torch.profiler gives to what ran on a GPU, and to what the host called."""

@@ -24,6 +24,7 @@ INSTRUMENTATIONS = {
     "cuda_memory": "rltrace.instrument.memory.cuda_memory:CudaMemory",
     "allocations": "rltrace.instrument.memory.allocation_owners:Allocations",
     "chosen_allocations": "rltrace.instrument.memory.chosen_allocations:ChosenAllocations",
+    "chosen_loop_steps": "rltrace.instrument.torch.chosen_loop_steps:ChosenLoopSteps",
     "chosen_kernels": "rltrace.instrument.torch.chosen_kernels:ChosenKernels",
     "ray": "rltrace.instrument.ray:Ray",
     "opentelemetry": "rltrace.instrument.opentelemetry:OpenTelemetry",

@@ -9,7 +9,7 @@ and with the `reason`. Nothing is inferred for a run that marks its steps, or wh
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
@@ -17,10 +17,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from rltrace.events import (
     BACKWARD,
+    BRIEF,
+    DETAIL,
     DEVICE_TIME,
     FORWARD,
     GENERATE,
     HOST_WORK,
+    INFERRED_FROM,
     LOAD_WEIGHTS,
     MEMORY_MOVES,
     OPTIMIZER_STEP,
@@ -36,7 +39,7 @@ Rows = list[tuple[int, int]]
 
 LEARNS = (BACKWARD, OPTIMIZER_STEP)
 ON_GPU = f"{DEVICE_TIME}{OPTIMIZER_STEP}"
-SEEN = frozenset({GENERATE, FORWARD, BACKWARD, OPTIMIZER_STEP, ON_GPU, LOAD_WEIGHTS, HOST_WORK})
+SEEN = INFERRED_FROM | {DETAIL}
 MARKS = frozenset({STEP, *STEP_PHASES}) - MEMORY_MOVES
 """Spans of hooks that know a trainer. Sleeps and wake-ups are not among them, because hooks of engines make those."""
 ROLLOUT, OLD, REF, UPDATE, SYNC = (
@@ -91,6 +94,8 @@ class Known:
         """When the step began that goes on; None if there was none before."""
         self.has_learned = False
         """Whether something has learned in it, before what is looked at."""
+        self.is_brief = False
+        """Whether the process did not record everything at the end of what was before."""
         self._held: set[object] = set()
         self._with_gradient: set[object] = set()
 
@@ -120,11 +125,13 @@ class Look(NamedTuple):
     steps: Rows
     reason: str
     """Why these are steps."""
+    details: list[Span]
+    """Where it began to record everything, or ceased to, in order."""
 
 
 def can_infer(hooks: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether a hook of a process has seen anything from which steps and phases follow."""
-    return any(hook["fired"] and not SEEN.isdisjoint(hook.get("emits") or ()) for hook in hooks)
+    return any(hook["fired"] and not INFERRED_FROM.isdisjoint(hook.get("emits") or ()) for hook in hooks)
 
 
 def is_known(hooks: Iterable[Mapping[str, Any]]) -> bool:
@@ -185,7 +192,8 @@ def look(found: Sequence[Span], known: Known, last_ns: int, *, is_over: bool) ->
         is_over: Whether the process has ended its part.
     """
     pieces, work = _pieces(found, known, last_ns)
-    return Look(pieces, work, *_steps(pieces, known, is_over=is_over))
+    details = sorted((span for span in found if span.name == DETAIL), key=_start_ns)
+    return Look(pieces, work, *_steps(pieces, known, is_over=is_over), details)
 
 
 def spans_of(
@@ -196,13 +204,15 @@ def spans_of(
     Args:
         thread: Whose they are.
     """
-    pieces, work, steps, reason = seen
+    pieces, work, steps, reason, details = seen
     if not (known.learns or generates(seen, known)):
         return
     if not has_steps():
         for number, (start_ns, end_ns) in enumerate(steps):
             is_open = number == len(steps) - 1 and not is_over
             said = {"step": known.steps + number, "inferred": True, "reason": reason}
+            if was_brief((start_ns + end_ns) // 2, details, known):
+                said[BRIEF] = True
             yield _span(thread, STEP, start_ns, None if is_open else end_ns, said)
     begun_ns = [piece.start_ns for piece in pieces if piece.span.end_ns is None]
     for name, start_ns, end_ns, why in _phases(pieces, steps, work):
@@ -211,6 +221,12 @@ def spans_of(
             ended_ns = None if is_open and until_ns == end_ns else until_ns
             if ended_ns is None or ended_ns - begin_ns >= LEAST_NS:
                 yield _span(thread, name, begin_ns, ended_ns, {"inferred": True, "reason": why})
+
+
+def was_brief(at_ns: int, details: Sequence[Span], known: Known) -> bool:
+    """Return whether the process did not record everything at a time; steps are judged by their middle."""
+    before = bisect_right(details, at_ns, key=_start_ns)
+    return details[before - 1].args.get("full") is False if before else known.is_brief
 
 
 def generates(seen: Look, known: Known) -> bool:
@@ -228,7 +244,9 @@ def _span(thread: int, name: str, start_ns: int, end_ns: int | None, args: dict[
 def _pieces(found: Sequence[Span], known: Known, last_ns: int) -> tuple[list[Piece], list[Span]]:
     """Return what ran, with its label, and the work in between; both are in the order in which they began."""
     work = sorted((span for span in found if span.name == HOST_WORK), key=lambda span: span.start_ns)
-    ran = sorted((span for span in found if span.name not in (HOST_WORK, ON_GPU)), key=lambda span: span.start_ns)
+    ran = sorted(
+        (span for span in found if span.name not in (HOST_WORK, ON_GPU, DETAIL)), key=lambda span: span.start_ns
+    )
     generations = [span for span in ran if span.name == GENERATE]
     learned, acting = known.learned, known.acting
     pieces = []

@@ -29,6 +29,7 @@ from rltrace.read.inferred import (
     look,
     merged,
     spans_of,
+    was_brief,
 )
 
 LEAST_ACCUMULATIONS = 6
@@ -225,6 +226,7 @@ class Inferring:
             begin_ns = seen.steps[-1][0]
             known.has_learned |= any(piece.span.name in LEARNS for piece in left if piece.start_ns >= begin_ns)
             known.begin_ns = begin_ns
+        known.is_brief = was_brief(until_ns - 1, seen.details, known)
         self._ran = [span for span in self._ran if span.start_ns >= until_ns]
         self._own = [row for row in self._own if row[1] > until_ns]
         self.pending = [span for span in over if span.start_ns >= until_ns]

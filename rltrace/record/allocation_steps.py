@@ -99,6 +99,8 @@ class RunningSteps:
         self._begun_by: dict[int, str] = {}
         self.met: set[int] = set()
         """Steps that have begun, whether or not they are over."""
+        self.ended: set[int] = set()
+        """Steps that some process has ended."""
         self.are_marked = False
         """Whether a process marks its steps."""
 
@@ -130,6 +132,8 @@ class RunningSteps:
             except own_failure(ValueError, KeyError, TypeError):  # being written
                 continue
             self.met.add(step)
+            if is_over:
+                self.ended.add(step)
             if not is_over and step not in over:
                 self._begun_by[step] = process
             elif self._begun_by.get(step) == process:

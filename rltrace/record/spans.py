@@ -460,7 +460,8 @@ def _attentive_maker(kind: type[LiveSpan]) -> Callable[..., Any]:
     class WatchedSpan(kind, dict=True, gc=True):  # type: ignore[call-arg, misc, valid-type]
         def __enter__(self) -> Any:
             watchers = list(_watchers.get(self.name, ()))
-            self.tokens = [(end, begin(self.args or {})) for begin, end in watchers]
+            args = {} if self.args is None else self.args
+            self.tokens = [(end, begin(args)) for begin, end in watchers]
             return kind.__enter__(self)
 
         def __exit__(self, *error: Any) -> None:

@@ -94,6 +94,7 @@ def as_on_a_gpu_machine(monkeypatch):
     monkeypatch.setenv("RLTRACE_ALLOCATIONS", "3")
     monkeypatch.setenv("RLTRACE_TRACKERS", "1")
     monkeypatch.setenv("RLTRACE_KERNELS", "3")
+    monkeypatch.setenv("RLTRACE_RECORD_STEPS", "3")
 
 
 @pytest.fixture
@@ -207,6 +208,7 @@ def test_undo_restores_every_attribute(name, rows):
         "torch_optim",
         "python_gc",
         "chosen_allocations",
+        "chosen_loop_steps",
         "trackers",
     )  # a public hook replaces nothing
 

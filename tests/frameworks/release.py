@@ -23,7 +23,7 @@ from rltrace.instrument.memory import allocation_owners, cuda_memory
 from rltrace.instrument.sglang import allocations as sglang_allocations
 from rltrace.instrument.torch import cuda_time
 from rltrace.instrument.vllm import allocations as vllm_allocations
-from rltrace.record import allocation_steps, trackers
+from rltrace.record import allocation_steps, chosen_steps, trackers
 
 OF_GPUS = (allocation_owners, cuda_memory, cuda_time, sglang_allocations, vllm_allocations)
 """Modules whose instrumentations name hooks only where there is a driver."""
@@ -98,7 +98,7 @@ def with_driver() -> Iterator[None]:
     with contextlib.ExitStack() as patched:
         for needing in OF_GPUS:
             patched.enter_context(mock.patch.object(needing, "DRIVER", Path("/dev/null")))
-        wanted = {allocation_steps.KERNELS_VARIABLE: "3", trackers.VARIABLE: "1"}
+        wanted = {allocation_steps.KERNELS_VARIABLE: "3", chosen_steps.STEPS_VARIABLE: "3", trackers.VARIABLE: "1"}
         patched.enter_context(mock.patch.dict(os.environ, wanted))
         yield
 

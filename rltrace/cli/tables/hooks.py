@@ -19,6 +19,7 @@ OF_PYTHON = "python_gc"
 """This is in every process, and fires only if there is enough garbage."""
 OF_CHOSEN_STEPS = {
     "chosen_allocations": "no chosen step's allocations were kept",
+    "chosen_loop_steps": "no phase boundary told of a step",
     "chosen_kernels": "no chosen step's kernels were recorded",
 }
 """These fire only if steps were chosen; why one kept none of theirs is among what is wrong."""

@@ -7,7 +7,8 @@ their hosts. `modules.py` has the hooks on torch's modules, and `dynamo.py` keep
 graphs. Who owns the bytes is said in `memory/`.
 
 `step_follower.py` finds out in which chosen step a process is, by `loop_steps.py` where nobody marks steps. In such a
-step `kept_step.py` has something kept: kernels by `chosen_kernels.py`, allocations in `memory/`.
+step `kept_step.py` has something kept: kernels by `chosen_kernels.py`, allocations in `memory/`. By the same
+`loop_steps.py`, `chosen_loop_steps.py` tells which steps are recorded in full.
 
 To add a part of torch, write one file with a class of `name`, `supports` and `install`, and one line in `plugins.py`.
 """

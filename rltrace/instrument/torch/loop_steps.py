@@ -31,6 +31,8 @@ class LoopSteps:
         self._begun = 0
         """How many have begun with a generation."""
         self._has_learned = True
+        self.only_generates = True
+        """Whether no update has begun in this process: it may be one that only generates for another."""
         self._counts: dict[object, int] = {}
         """How often each optimizer has stepped."""
 
@@ -44,11 +46,17 @@ class LoopSteps:
         """Whether steps of this process can be told apart: an optimizer has stepped, and nobody tells of phases."""
         return bool(self._counts) and not boundaries.are_told()
 
+    @property
+    def next(self) -> int:
+        """The number of the step that comes next."""
+        return self._begun or self._counts.get(self._rarest(), 0)
+
     def reaches(self, boundary: Boundary) -> int | None:
         """Return the step that runs once a boundary is reached; None outside of any."""
         if boundaries.are_told():
             self._number = None
         elif not boundary.is_end and not IN_STEPS.isdisjoint(boundary.names):
+            self.only_generates &= UPDATE not in boundary.names
             self._begins(is_generation=GENERATION in boundary.names)
         return self._number
 
@@ -64,7 +72,7 @@ class LoopSteps:
         if is_generation and self._has_learned:
             self._number, self._begun, self._has_learned = self._begun, self._begun + 1, False
         elif not self._begun and self._number is None:
-            self._number = self._counts.get(self._rarest(), 0)
+            self._number = self.next
 
     def _rarest(self) -> object:
         """Return the optimizer that has stepped least often; of several, the last one."""
