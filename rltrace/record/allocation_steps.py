@@ -119,6 +119,12 @@ class RunningSteps:
             self._read()
         return list(self._begun_by)
 
+    def marked(self) -> bool:
+        """Return whether a process marks its steps. What was said once stays so, and is not looked for again."""
+        if not self.are_marked:
+            self.now()
+        return self.are_marked
+
     def _read(self) -> None:
         self._begun_by.clear()
         over: set[int] = set()

@@ -119,19 +119,17 @@ class Follower:
     def _infer(self, number: int | None, is_sure: bool, only_generates: bool) -> None:
         if self._begun:
             return
-        if self._are_marked():
+        if self._running.marked():
             number, is_sure = None, False
         before, self._inferred = self._inferred, number
         self._goes_by_loop, self._only_generates = is_sure, only_generates
         if number != before:
             self._say_inferred(before, is_over=True)
-            self._say_inferred(number, is_over=False)
+            # One that may only generate never says when its step is over: it is another's, if that has begun it.
+            if not (only_generates and number in self._running.met):
+                self._say_inferred(number, is_over=False)
         self._infers |= number is not None
         self._look()
-
-    def _are_marked(self) -> bool:
-        self._running.now()
-        return self._running.are_marked
 
     def _say_inferred(self, number: int | None, *, is_over: bool) -> None:
         """Tell other processes of a step, once."""

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helped_loop import helped_loop
 from recordings import Written, span
 from test_summary_screen import screen
 from torch.autograd import DeviceType
@@ -220,31 +221,17 @@ def test_a_rank_ahead_does_not_begin_the_steps_of_another(tmp_path: Path, chosen
     assert summarize(done.recording).kernels_missed == []
 
 
-ENGINE = """
-    import os
+START_ENGINE = """
     from rltrace.hooks.boundaries import Boundary, reached
-    import torch
-    to_engine, to_loop = os.pipe(), os.pipe()
-    if child := os.fork():
-        model = torch.nn.Linear(8, 8)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for number in range(3):
-            loss = model(torch.ones(3, 8)).sum()
-            os.write(to_engine[1], b"1")  # in the middle of the step
-            os.read(to_loop[0], 1)
-            loss.backward()
-            optimizer.step()
-        os.waitpid(child, 0)
-    else:
-        reached(Boundary(("rollout.load",), is_end=False))  # as a hook on an engine tells of its start-up
-        reached(Boundary(("rollout.load",)))
-        for number in range(3):
-            os.read(to_engine[0], 1)
-            reached(Boundary(("cumem.map",), is_end=False))
-            for _ in range(1 + number):
-                torch.ones(3, 8).sigmoid()
-            os.write(to_loop[1], b"1")
+    reached(Boundary(("rollout.load",), is_end=False))  # as a hook on an engine tells of its start-up
+    reached(Boundary(("rollout.load",)))
 """
+USE_ENGINE = """
+    reached(Boundary(("cumem.map",), is_end=False))
+    for _ in range(1 + number):
+        torch.ones(3, 8).sigmoid()
+"""
+ENGINE = helped_loop(3, USE_ENGINE, START_ENGINE)
 
 
 def test_an_engine_follows_the_steps_of_its_loop(tmp_path: Path) -> None:

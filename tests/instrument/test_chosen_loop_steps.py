@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helped_loop import helped_loop
 from traced_runs import TracedRun, run_traced
 
 from rltrace.analysis import summarize
@@ -67,28 +68,11 @@ MARKED = """
             optimizer.step()
 """
 
-GENERATING = """
-    import os
-    import rltrace
-    import torch
+GENERATE = """
     from rltrace.instrument.torch.generation import begin_generation, end_generation
-    to_engine, to_loop = os.pipe(), os.pipe()
-    if child := os.fork():
-        model = torch.nn.Linear(8, 8)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for number in range(4):
-            os.write(to_engine[1], b"1")
-            os.read(to_loop[0], 1)
-            model(torch.ones(3, 8)).sum().backward()
-            optimizer.step()
-        os.waitpid(child, 0)
-    else:
-        for number in range(4):
-            os.read(to_engine[0], 1)
-            generation = begin_generation("an engine")
-            with rltrace.span("own", number=number):
-                end_generation(generation, None)
-            os.write(to_loop[1], b"1")
+    generation = begin_generation("an engine")
+    with rltrace.span("own", number=number):
+        end_generation(generation, None)
 """
 
 LATER = """
@@ -117,28 +101,10 @@ LATER = """
             os.write(to_driver[1], b"1")
 """
 
-WATCHED = """
-    import os
-    import rltrace
-    to_worker, to_loop = os.pipe(), os.pipe()
-    import torch
-    if child := os.fork():
-        model = torch.nn.Linear(8, 8)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for number in range(4):
-            loss = model(torch.ones(3, 8)).sum()
-            os.write(to_worker[1], b"1")  # in the middle of the step
-            os.read(to_loop[0], 1)
-            loss.backward()
-            optimizer.step()
-        os.waitpid(child, 0)
-    else:
-        for number in range(4):
-            os.read(to_worker[0], 1)
-            with rltrace.phase("reward"), rltrace.span("scored", number=number):
-                pass
-            os.write(to_loop[1], b"1")
-"""
+WATCHED = helped_loop(4, """
+    with rltrace.phase("reward"), rltrace.span("scored", number=number):
+        pass
+""")  # fmt: skip
 
 
 def in_full(process: Process, name: str) -> Counter[int]:
@@ -200,9 +166,11 @@ def test_a_loop_that_marks_its_steps(tmp_path: Path) -> None:
     assert Counter(span.name for span in done.spans())["model.forward"] == 1 and not done.spans(DETAIL)
 
 
-def test_a_process_that_only_generates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asks_first", [True, False])
+def test_a_process_that_only_generates(tmp_path: Path, asks_first: bool) -> None:
     """What generates for a loop in another process is in its first step with it, and not for the rest of the run."""
-    processes = recorded(tmp_path, GENERATING, "0,2").recording.processes
+    program = helped_loop(4, GENERATE, asks_first=asks_first)
+    processes = recorded(tmp_path, program, "0,2").recording.processes
     assert Counter({0: 1, 2: 1}) in [in_full(process, "own") for process in processes]
 
 

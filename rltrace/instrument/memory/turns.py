@@ -214,8 +214,7 @@ class Turns:
 
     def _ask_at_turn(self) -> None:
         """Ask where memory turns, unless the turns before have found nothing and little is left."""
-        is_short = self._turn_beats.left_ns(now_ns()) < self.PLENTY * self._turn_beats.burst_ns
-        if is_short and self._left_out:
+        if self._left_out and self._turn_beats.left_ns(now_ns()) < self.PLENTY * self._turn_beats.burst_ns:
             self._left_out -= 1
         elif (has_moved := self._beat(self._turn_beats)) is not None:
             self._still_turns = 0 if has_moved else self._still_turns + 1

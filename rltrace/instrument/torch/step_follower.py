@@ -217,9 +217,8 @@ class Follower:
             self._begin_own(number)
 
     def _are_marked(self) -> bool:
-        if self._running is None or not self._running.are_marked:  # what was said once stays so
-            self._now()
-        return self._running is not None and self._running.are_marked
+        running = self._of_others()
+        return running is not None and running.marked()
 
     # -- steps of others
 
@@ -235,13 +234,15 @@ class Follower:
                 return
         self._kept.on(Event.LOOK)
 
-    def _now(self) -> list[int]:
-        if self._running is None:
-            current = spans.current()
-            if current is None:
-                return []
+    def _of_others(self) -> RunningSteps | None:
+        """Return the steps of other processes; None if this one is not recorded."""
+        if self._running is None and (current := spans.current()) is not None:
             self._running = RunningSteps(current.recording)
-        return self._running.now()
+        return self._running
+
+    def _now(self) -> list[int]:
+        running = self._of_others()
+        return [] if running is None else running.now()
 
     def _met(self) -> set[int]:
         self._now()
