@@ -495,6 +495,24 @@ def test_eager_communicators_are_no_context(folder: Path, gpu: Simulated, eager:
     assert "unaccounted" not in rows
 
 
+@pytest.mark.usefixtures("eager")
+def test_communicators_are_looked_at(folder: Path, gpu: Simulated) -> None:
+    """Memory is looked at where a communicator has been made: what follows may be seconds of imports."""
+    looked: list[int] = []
+
+    def work() -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
+        looked.append(gpu.context_bytes)
+        dist.new_group([0])
+        looked.append(gpu.context_bytes)
+
+    recorded(folder, work)
+    (process,) = Recording.open(folder).processes
+    assert looked == [600 * MIB, 700 * MIB]
+    said = [event.value for event in process.events() if isinstance(event, Counter) and event.name == "nccl_bytes"]
+    assert said == [100 * MIB, 200 * MIB]
+
+
 def test_unbound_group_makes_no_context(gpu: Simulated, eager: tuple[CudaLedger, list[str]]) -> None:
     """A group that is bound to no GPU gives no process a context."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -640,12 +658,29 @@ def test_adjacent_phases_share_a_boundary(folder: Path, gpu: Simulated, ledger: 
     assert list(found.row("unattributed")) == [0, MIB]
 
 
-def test_process_without_a_gpu_is_asked_less(gpu: Simulated) -> None:
-    """A process without a GPU is asked once a second, and at each boundary as soon as it has one."""
-    found: list[Simulated | None] = [None, gpu]
+@pytest.mark.parametrize(("look_ns", "again_ns"), [(2_000, 200_000), (3_000_000, 300_000_000), (50_000_000, 10**9)])
+def test_process_without_a_gpu_is_asked_less(
+    gpu: Simulated, monkeypatch: pytest.MonkeyPatch, look_ns: int, again_ns: int
+) -> None:
+    """A process without a GPU is asked a hundredth of the time, at least once a second; one that has one, no more."""
+    at_ns = 0
+    found: list[Simulated | None] = [None, None, gpu]
     looks = iter(found)
-    ledger = CudaLedger(lambda: next(looks))
-    assert [ledger.device(), ledger.device(), ledger.device(is_sure=True), ledger.device()] == [None, None, gpu, gpu]
+
+    def look() -> Simulated | None:
+        nonlocal at_ns
+        at_ns += look_ns
+        return next(looks)
+
+    monkeypatch.setattr(cuda_ledger, "now_ns", lambda: at_ns)
+    ledger = CudaLedger(look)
+    assert ledger.device() is None
+    at_ns += again_ns - 1
+    assert ledger.device() is None and at_ns == look_ns + again_ns - 1, "it is too soon"
+    at_ns += 1
+    assert ledger.device() is None and at_ns == 2 * look_ns + again_ns
+    assert [ledger.device(), ledger.device(is_sure=True), ledger.device()] == [None, gpu, gpu]
+    assert next(looks, None) is None
 
 
 def test_processes_are_asked_when_others_move(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
@@ -1270,7 +1305,7 @@ def test_host_group_is_not_measured(
     gpu: Simulated, ledger: CudaLedger, device: torch.device | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The making of a host's group is not measured, and its first collective of a GPU tensor is."""
-    eager = eager_connections(ledger, lambda _: pytest.fail("nobody asked for a context"))
+    eager = eager_connections(ledger, Turns(ledger, Work()), lambda _: pytest.fail("nobody asked for a context"))
     assert eager.begin((None, device), {}) is None
     ledger.device(is_sure=True)
     looked: list[str] = []

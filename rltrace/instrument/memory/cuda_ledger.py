@@ -38,7 +38,7 @@ from rltrace.record import lifecycle, spans
 SAME_NS = 2_000_000
 """A boundary this soon after a sample, with nothing allocated or freed between, is the same boundary."""
 
-RETRY_NS = 1_000_000_000
+RETRY_NS, RETRY_SHARE = 1_000_000_000, 0.01
 
 ENGINES_PHASES = frozenset({*WAKE_UPS, "weight_sync", "rollout.generate", SLEEP})
 """The engine's memory moves in these phases."""
@@ -152,7 +152,8 @@ Found = TypeVar("Found")
 
 
 class Sought(Generic[Found]):
-    """Looks for something that may come later, once a second until it is there, because a look may take long."""
+    """Looks for something that may come later, until it is there: once a second, and more often where that takes less
+    than a hundredth of the time."""
 
     def __init__(self, look: Callable[[], Found | None]) -> None:
         self._look = look
@@ -161,14 +162,16 @@ class Sought(Generic[Found]):
         """When to look again."""
 
     def get(self, *, now: bool = False) -> Found | None:
-        """Return what was found, now or before; None if it is not there, or the last look was less than a second ago.
+        """Return what was found, now or before; None if it is not there, or if it is too soon for another look.
 
         Args:
             now: Look however short a time ago that was.
         """
-        if self.found is None and (now or now_ns() >= self.next_ns):
+        began_ns = now_ns() if self.found is None else 0
+        if self.found is None and (now or began_ns >= self.next_ns):
             self.found = self._look()
-            self.next_ns = now_ns() + RETRY_NS
+            ended_ns = now_ns()
+            self.next_ns = ended_ns + min(RETRY_NS, int((ended_ns - began_ns) / RETRY_SHARE))
         return self.found
 
 
@@ -230,8 +233,8 @@ class CudaLedger:
         """Return the device. At the first look, what this process has outside of torch's allocator is its context.
 
         Args:
-            is_sure: Whether this process uses one by now. If it does not say so, the device is looked for once a
-                second, because that may take long.
+            is_sure: Whether this process uses one by now. If it does not say so, the device may have been looked
+                for too short a time ago, because that may take long.
         """
         was_known = self.in_use
         device = self._device.get(now=is_sure)
@@ -268,7 +271,7 @@ class CudaLedger:
         self._engine_share.reached(boundary)
 
     def engines_card(self) -> Card | None:
-        """Return the card of the engine below this process; it is looked for once a second until there is one."""
+        """Return the card of the engine below this process; it is looked for until there is one."""
         return self._engines_card.get()
 
     def _is_known(self, state: State, of_processes: bool) -> bool:

@@ -84,9 +84,23 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, turns: Turns, on_device: O
         patches.wrap(f"{PROCESS_GROUP}.{method}", first_collectives(ledger, turns))
     # FSDP1 and DDP begin with it: several tensors at once, in C++, which calls none of the above.
     patches.wrap("torch.distributed.utils:_sync_params_and_buffers", first_collectives(ledger, turns))
-    eager, split = eager_connections(ledger, on_device), Growth(ledger, NCCL, splits)
+    eager, split = eager_connections(ledger, turns, on_device), Connections(ledger, turns, splits)
     patches.around("torch.distributed:_Backend.eager_connect_single_device", eager.begin, eager.end)
     patches.around(f"{PROCESS_GROUP}.split_group", split.begin, split.end)
+
+
+class Connections(Growth):
+    """Calls that make a communicator, half a GiB: what follows is often seconds of imports, in which nobody looks."""
+
+    def __init__(self, ledger: CudaLedger, turns: Turns, is_watched: Callable[..., bool]) -> None:
+        super().__init__(ledger, NCCL, is_watched)
+        self._turns = turns
+
+    def end(self, before_bytes: int | None, _result: Any = None, _error: BaseException | None = None) -> None:
+        """Give the communicator its bytes, and look."""
+        super().end(before_bytes)
+        if before_bytes is not None:
+            self._turns.turn()
 
 
 def first_collectives(ledger: CudaLedger, turns: Turns) -> Callable[[Function, Hook], Function]:
@@ -104,10 +118,10 @@ def first_collectives(ledger: CudaLedger, turns: Turns) -> Callable[[Function, H
         known.add(args[0].group_name)
         return True
 
-    growth = Growth(ledger, NCCL, connects)
+    connections = Connections(ledger, turns, connects)
 
     def watch(original: Function, hook: Hook) -> Function:
-        watched = wrap_function(original, hook, growth.begin, growth.end)
+        watched = wrap_function(original, hook, connections.begin, connections.end)
         later = hook.timed(beat)
 
         @functools.wraps(original)
@@ -124,7 +138,7 @@ def first_collectives(ledger: CudaLedger, turns: Turns) -> Callable[[Function, H
     return watch
 
 
-def eager_connections(ledger: CudaLedger, on_device: OnDevice) -> Growth:
+def eager_connections(ledger: CudaLedger, turns: Turns, on_device: OnDevice) -> Connections:
     """Return what watches communicators that are made with their group and not by a first collective.
 
     That is so for a group that is bound to a device.
@@ -142,7 +156,7 @@ def eager_connections(ledger: CudaLedger, on_device: OnDevice) -> Growth:
                 ledger.device(is_sure=True)
         return True
 
-    return Growth(ledger, NCCL, connects)
+    return Connections(ledger, turns, connects)
 
 
 def splits(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:

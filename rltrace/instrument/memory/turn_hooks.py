@@ -32,6 +32,14 @@ from rltrace.instrument.torch.optim import STEPS, watch_optimizer_steps
 MODULE = "torch.nn.modules.module:Module"
 TRANSFORMERS = "transformers.modeling_utils:PreTrainedModel"
 
+ASKS = (
+    "torch.cuda:synchronize",
+    "torch.accelerator:synchronize",
+    "torch.cuda:mem_get_info",
+    "torch.accelerator.memory:get_memory_info",
+)
+"""A program asks there too, after what took long; and the last two make the context, if there is none."""
+
 
 def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
     """Name the hooks on forwards, backwards, optimizers, moves of modules and the allocator's cache."""
@@ -50,15 +58,16 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
         reads=STEPS,
     )
     patches.around("torch.optim.optimizer:Optimizer.zero_grad", nothing_before, at(turns, Turn.ZERO_GRAD))
-    patches.around("torch.cuda.memory:empty_cache", at(turns, Turn.EMPTY_CACHE), at(turns, Turn.EMPTY_CACHE))
-    patches.around("torch.cuda.memory:reset_peak_memory_stats", saying_peak(turns), nothing_after)
+    for api in ("torch.cuda", "torch.accelerator"):
+        patches.around(f"{api}.memory:empty_cache", at(turns, Turn.EMPTY_CACHE), at(turns, Turn.EMPTY_CACHE))
+        patches.around(f"{api}.memory:reset_peak_memory_stats", saying_peak(turns), nothing_after)
     # The states that an optimizer's first step makes are there, and the step goes on for most of a second.
     groups = "torch.optim.optimizer:Optimizer._group_tensors_by_device_and_dtype"
     patches.wrap(groups, functools.partial(turn_before, turns))
     # It waits for the GPU; what was computed from the logits meanwhile, such as their entropy, is there.
     patches.wrap("torch.nested:narrow", functools.partial(turn_before, turns))
-    for call in ("synchronize", "mem_get_info"):  # a program asks there too, after what took long
-        patches.around(f"torch.cuda:{call}", nothing_before, beating(turns))
+    for call in ASKS:
+        patches.around(call, nothing_before, beating(turns))
     patches.around("torch._inductor.graph:GraphLowering.run", beating(turns), nothing_after)  # to compile takes seconds
     if find_spec("triton"):  # torch for a CPU comes without it
         patches.around("triton.compiler:compile", beating(turns), nothing_after)
