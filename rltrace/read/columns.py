@@ -607,9 +607,12 @@ class Encoded:
 
     def of(self, rows: NDArray[np.intp]) -> Iterator[Args]:
         """Yield the arguments of some rows."""
-        for row, (begun, late) in zip(rows.tolist(), self._all_written(rows), strict=True):
-            found = self.decoded.get(row)
-            yield begun | late if found is None else found
+        written = (begun | late if late else begun for begun, late in self._all_written(rows))
+        if not self.decoded:
+            yield from written
+            return
+        for row, args in zip(rows.tolist(), written, strict=True):
+            yield self.decoded.get(row, args)
 
     def chosen(self, rows: NDArray[np.intp], arguments: dict[str, NDArray[Any]]) -> Encoded:
         """Return the arguments of some rows, in their order."""

@@ -44,7 +44,7 @@ def see_passed(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> None:
             keys = _requests_of(own, name, rows)
         kept = seen.passed[name]
         times.put(kept, own)
-        kept.places.extend(_lanes(seen, own, rows))
+        extend(kept.places, _lanes(seen, own, rows))
         extend(kept.keys, keys.numbered(number_of))
         if name in (RAY_SUBMIT, RAY_CALL):
             continue
@@ -58,11 +58,13 @@ def see_passed(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> None:
                 extend(getattr(kept, told), whole_numbers(rows, told, own, -1))
 
 
-def _lanes(seen: Seen, chosen: Rows, rows: Columns) -> list[int]:
+def _lanes(seen: Seen, chosen: Rows, rows: Columns) -> NDArray[np.int64]:
     """Return the thread and task of some rows, as one number each."""
-    lanes = [*zip(rows.thread[chosen].tolist(), rows.task[chosen].tolist(), strict=True)]
-    number_of = {lane: number(seen.process.key, *lane) for lane in {*lanes}}
-    return [number_of[lane] for lane in lanes]
+    threads, of_threads = np.unique(rows.thread[chosen], return_inverse=True)
+    tasks, of_tasks = np.unique(rows.task[chosen], return_inverse=True)
+    lanes, places = np.unique(of_threads * len(tasks) + of_tasks, return_inverse=True)
+    said = [(threads[lane // len(tasks)].item(), tasks[lane % len(tasks)].item()) for lane in lanes.tolist()]
+    return np.array([number(seen.process.key, *lane) for lane in said], np.int64)[places]
 
 
 def _hashes(rows: Columns, key: str, chosen: Rows) -> NDArray[np.int64]:
@@ -81,7 +83,7 @@ def see_trajectories(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> N
     """Keep trajectories."""
     kept = seen.trajectories
     times.put(kept, chosen)
-    kept.places.extend(_lanes(seen, chosen, rows))
+    extend(kept.places, _lanes(seen, chosen, rows))
     extend(kept.trajectories, _hashes(rows, "trajectory", chosen))
     args = [*rows.all_args(chosen)]
     kept.prompts.extend([0 if (prompt := sampled_prompt(one)) is None else number(*prompt) for one in args])
@@ -99,7 +101,7 @@ def see_tool_calls(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> Non
     """Keep calls of tools."""
     kept = seen.tool_calls
     times.put(kept, chosen)
-    kept.places.extend(_lanes(seen, chosen, rows))
+    extend(kept.places, _lanes(seen, chosen, rows))
     extend(kept.trajectories, _hashes(rows, "trajectory", chosen))
     tools, names = rows.arguments["tool"][chosen].tolist(), rows.name[chosen].tolist()
     for tool, name in zip(tools, names, strict=True):
