@@ -7,6 +7,7 @@ taken is how the device's total changed, by the kernel. These are three sources,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,9 +22,6 @@ from rltrace.analysis.steps import StepWindows
 from rltrace.events import MAP, SLEEP, UNMAP, WAKE_UPS, Span
 
 OWNER_OF_TAG = {"weights": "rollout.weights", "kv_cache": "rollout.kv_cache"}
-
-OK = "ok"
-"""The verdict about what is as it should be."""
 
 SMALL_BYTES = 1 << 20
 """Fewer bytes than this are not worth a verdict."""
@@ -136,7 +134,7 @@ def _lanes(seen: Observations) -> set[Lane]:
 
 def _moves(seen: Observations, lane: Lane) -> list[Span]:
     moves = [move for process in seen.on(lane) for move in process.moves]
-    return sorted(moves, key=lambda move: move.start_ns)
+    return sorted(moves, key=attrgetter("start_ns"))
 
 
 class _Rank:
@@ -150,7 +148,7 @@ class _Rank:
     def all(self) -> Iterator[Transaction]:
         """Return its transactions in order of time."""
         starts_ns = np.array([outer.start_ns for outer, _ in self.moves], np.int64)
-        ends_ns = np.array([self.end_ns(outer) for outer, _ in self.moves], np.int64)
+        ends_ns = np.array([outer.end_ns or self.seen.end_ns for outer, _ in self.moves], np.int64)
         are_sleeps = np.array([outer.name in (SLEEP, UNMAP) for outer, _ in self.moves], np.bool_)
         columns = (
             are_sleeps.tolist(),
@@ -163,7 +161,7 @@ class _Rank:
         for (outer, inner), is_sleep, held, left, changed_bytes, slack_bytes, step, at_seconds, seconds in zip(
             self.moves, *columns, strict=True
         ):
-            moved, engine_seconds = _moved(inner)
+            moved, engine_seconds, went_well = _moved(inner)
             moved_bytes = sum(moved.values())
             level = outer.args.get("level")
             expected = held if is_sleep else {tag: awake.get(tag, size) for tag, size in moved.items()}
@@ -182,12 +180,14 @@ class _Rank:
                 changed_bytes=changed_bytes,
                 left_bytes=left,
                 gigabytes_per_second=moved_bytes / 1e9 / engine_seconds if engine_seconds and moved else None,
-                verdict=OK,
+                verdict="ok",
                 reason="",
             )
-            verdict, reason = self.judged(made, outer, inner, awake if is_sleep else None, slack_bytes)
-            # nearly all are as they should be
-            yield made if verdict == OK else msgspec.structs.replace(made, verdict=verdict, reason=reason)
+            wrong = None
+            if not went_well or outer.end_ns is None or "error" in outer.args:
+                wrong = self.of_trouble(made, outer, inner, is_sleep=is_sleep)
+            wrong = wrong or (self.of_sleep(made, awake, slack_bytes) if is_sleep else _of_wake_up(made, moved_bytes))
+            yield made if wrong is None else msgspec.structs.replace(made, verdict=wrong[0], reason=wrong[1])
 
     def around(
         self, starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], are_sleeps: NDArray[np.bool_]
@@ -198,31 +198,23 @@ class _Rank:
             return _Around([{}] * many, [{}] * many, [None] * many, [None] * many)
         return _around(self.ledger, starts_ns, ends_ns, are_sleeps)
 
-    def end_ns(self, move: Span) -> int:
-        """Return when a move ended; the end of the Recording for one that did not."""
-        return move.end_ns or self.seen.end_ns
-
-    def judged(
-        self, made: Transaction, outer: Span, inner: list[Span], known: dict[str, int] | None, slack_bytes: int | None
-    ) -> tuple[str, str]:
-        """Return the verdict about a move, and the reason.
-
-        Args:
-            made: What became of it.
-            outer: The phase, or a move of the engine that stands alone.
-            inner: The engine's moves inside.
-            known: By tag, what was last known to be awake before a sleep; None for a wake-up.
-            slack_bytes: By how much less the device may fall than it should; None if that is not known well enough.
-        """
+    def of_trouble(
+        self, made: Transaction, outer: Span, inner: list[Span], *, is_sleep: bool
+    ) -> tuple[str, str] | None:
+        """Return what is wrong with a move that failed, or with a wake-up that never ended, and why."""
         failure = _failure(outer, inner)
         if failure is not None:
             verdict = "no room" if self.is_about_memory(outer, failure) else f"failed: {failure}"
             return verdict, _of_failure(made, outer, inner, failure)
-        if known is None:
-            return _of_wake_up(made, outer, inner)
-        if self.ledger is None:
-            return OK, ""  # nobody told of bytes
-        return _of_sleep(made, known, self.copy_bytes(made, known), slack_bytes)
+        cut = next((span for span in (outer, *inner) if span.end_ns is None), None)
+        if cut is None or is_sleep:
+            return None
+        reason = f"{cut.name} of {_tags(inner)} was still under way when the process ended, perhaps out of memory"
+        return "never ended", reason
+
+    def of_sleep(self, sleep: Transaction, known: dict[str, int], slack_bytes: int | None) -> tuple[str, str] | None:
+        """Return what is wrong with a sleep; nothing where nobody told of bytes."""
+        return None if self.ledger is None else _of_sleep(sleep, known, self.copy_bytes(sleep, known), slack_bytes)
 
     def is_about_memory(self, move: Span, error: str) -> bool:
         """Return whether the error that ended a move says that it is about memory, or memory was reported to have run
@@ -230,7 +222,7 @@ class _Rank:
 
         CUDA's error is a RuntimeError like any other: its text, which would say it, is not in the span.
         """
-        until_ns = self.end_ns(move) + TOLD_WITHIN_NS
+        until_ns = (move.end_ns or self.seen.end_ns) + TOLD_WITHIN_NS
         was_told = any(move.start_ns <= told.start_ns <= until_ns for told in self.failures)
         return was_told or error in ABOUT_MEMORY
 
@@ -272,20 +264,24 @@ def _around(
     after = np.minimum(after, len(ledger.times_ns) - 1)
     tags = {tag: owner for tag, owner in OWNER_OF_TAG.items() if owner in ledger.owners}
     of_engine = [owner for owner in ledger.owners if owner.startswith("rollout.")]
-    held = [
-        dict(zip(tags, sizes, strict=True)) if is_known else {}
-        for is_known, sizes in zip(
-            (are_sleeps & was_seen).tolist(), _bytes_of(ledger, [*tags.values()], before), strict=True
-        )
-    ]
-    left = [
-        {owner: size for owner, size in zip(of_engine, sizes, strict=True) if size} if is_known else {}
-        for is_known, sizes in zip((are_sleeps & is_seen).tolist(), _bytes_of(ledger, of_engine, after), strict=True)
-    ]
+    many, sleeps = len(starts_ns), np.flatnonzero(are_sleeps)
+    held, left = [dict[str, int]()] * many, [dict[str, int]()] * many
+    for place, was, held_bytes, is_, left_bytes in zip(
+        sleeps.tolist(),
+        was_seen[sleeps].tolist(),
+        _bytes_of(ledger, [*tags.values()], before[sleeps]),
+        is_seen[sleeps].tolist(),
+        _bytes_of(ledger, of_engine, after[sleeps]),
+        strict=True,
+    ):
+        if was:
+            held[place] = dict(zip(tags, held_bytes, strict=True))
+        if is_:
+            left[place] = {owner: size for owner, size in zip(of_engine, left_bytes, strict=True) if size}
     changed = (np.where(are_sleeps, -1, 1) * _rose_bytes(ledger, before, after)).astype(np.int64)
     changed_bytes = where_known(changed.tolist(), was_seen & is_seen & ledger.has_total)
     is_consistent = was_seen & ledger.is_consistent[before] & ledger.is_consistent[after]
-    return _Around(held, left, changed_bytes, where_known([SLACK_BYTES] * len(before), is_consistent))
+    return _Around(held, left, changed_bytes, where_known([SLACK_BYTES] * many, is_consistent))
 
 
 def _bytes_of(ledger: Ledger, owners: list[str], moments: NDArray[np.intp]) -> list[list[int]]:
@@ -297,7 +293,7 @@ def _bytes_of(ledger: Ledger, owners: list[str], moments: NDArray[np.intp]) -> l
 
 def _rose_bytes(ledger: Ledger, before: NDArray[np.intp], after: NDArray[np.intp]) -> NDArray[np.float64]:
     """Return by how much the total rose from one moment to another, without what others said about themselves."""
-    rose = ledger.bytes[after] - ledger.bytes[before]
+    rose = ledger.bytes.take(after, axis=0) - ledger.bytes.take(before, axis=0)
     own = [place for place, owner in enumerate(ledger.owners) if owner == UNACCOUNTED or owner.startswith("rollout.")]
     if not all(owner in ledger.owners for owner in _CACHE_AND_REST):
         return np.asarray(rose[:, own].sum(axis=1))
@@ -312,8 +308,10 @@ _CACHE_AND_REST = ("allocator.cached", "rollout.activations")
 # ---- verdicts ---------------------------------------------------------------------------------------------------
 
 
-def _of_sleep(sleep: Transaction, known: dict[str, int], copy_bytes: int, slack_bytes: int | None) -> tuple[str, str]:
-    """Judge a sleep.
+def _of_sleep(
+    sleep: Transaction, known: dict[str, int], copy_bytes: int, slack_bytes: int | None
+) -> tuple[str, str] | None:
+    """Return what is wrong with a sleep.
 
     Args:
         sleep: The sleep.
@@ -323,8 +321,10 @@ def _of_sleep(sleep: Transaction, known: dict[str, int], copy_bytes: int, slack_
     """
     expected, moved = sum(sleep.expected_bytes.values()), sum(sleep.moved_bytes.values())
     if sleep.level == 0 or not (known or expected or moved):
-        return OK, ""
-    remaining = sum([sleep.left_bytes.get(owner, 0) for owner in OWNER_OF_TAG.values()]) - copy_bytes
+        return None
+    remaining = -copy_bytes
+    for owner in OWNER_OF_TAG.values():
+        remaining += sleep.left_bytes.get(owner, 0)
     asleep = [tag for tag in known if known[tag] >= SMALL_BYTES > sleep.expected_bytes.get(tag, 0)]
     if asleep and (moved < SMALL_BYTES or remaining >= SMALL_BYTES):
         names = ", ".join(sorted(asleep))
@@ -336,7 +336,7 @@ def _of_sleep(sleep: Transaction, known: dict[str, int], copy_bytes: int, slack_
         return short
     if asleep:
         return "partly awake", f"{', '.join(sorted(asleep))} slept already; the rest was freed"
-    return ("left bytes behind", _listed_left(sleep, copy_bytes)) if remaining >= SMALL_BYTES else (OK, "")
+    return ("left bytes behind", _listed_left(sleep, copy_bytes)) if remaining >= SMALL_BYTES else None
 
 
 def _listed_left(sleep: Transaction, copy_bytes: int) -> str:
@@ -364,10 +364,7 @@ def _of_shortfall(sleep: Transaction, slack_bytes: int | None) -> tuple[str, str
 
 def _failure(outer: Span, inner: list[Span]) -> str | None:
     """Return the name of the error that ended a move, nearest to where it was raised."""
-    for span in (*inner, outer):
-        if "error" in span.args:
-            return str(span.args["error"])
-    return None
+    return next((str(span.args["error"]) for span in (*inner, outer) if "error" in span.args), None)
 
 
 def _of_failure(move: Transaction, outer: Span, inner: list[Span], error: str) -> str:
@@ -375,16 +372,12 @@ def _of_failure(move: Transaction, outer: Span, inner: list[Span], error: str) -
     return f"{failed.name} of {_tags(inner)} failed after {move.seconds:.3f} s: {error}"
 
 
-def _of_wake_up(wake: Transaction, outer: Span, inner: list[Span]) -> tuple[str, str]:
-    for span in (outer, *inner):
-        if span.end_ns is None:
-            what = f"{span.name} of {_tags(inner)}"
-            return "never ended", f"{what} was still under way when the process ended, perhaps out of memory"
-    moved = sum(wake.moved_bytes.values())
-    if wake.changed_bytes is not None and moved >= SMALL_BYTES and wake.changed_bytes < moved // 2:
-        rose = _in_mib(wake.changed_bytes)
-        return "took less", f"{_in_mib(moved)} were mapped, but the device's total rose by only {rose}"
-    return OK, ""
+def _of_wake_up(wake: Transaction, moved_bytes: int) -> tuple[str, str] | None:
+    """Return what is wrong with a wake-up that ended."""
+    if wake.changed_bytes is None or moved_bytes < SMALL_BYTES or wake.changed_bytes >= moved_bytes // 2:
+        return None
+    rose = _in_mib(wake.changed_bytes)
+    return "took less", f"{_in_mib(moved_bytes)} were mapped, but the device's total rose by only {rose}"
 
 
 def _leaks(lane: Lane, ledger: Ledger, moves: list[Span]) -> Iterator[Leak]:
@@ -458,23 +451,26 @@ def _joined(moves: list[Span], name: str) -> Iterator[Span]:
         yield joined
 
 
-def _moved(inner: list[Span]) -> tuple[dict[str, int], float]:
-    """Return bytes by tag, and the seconds of all spans that ended; the embedded engine has a span per tag, vLLM one
-    for several tags."""
+def _moved(inner: list[Span]) -> tuple[dict[str, int], float, bool]:
+    """Return bytes by tag, the seconds of all spans that ended, and whether all of them ended without an error.
+
+    The embedded engine has a span per tag, vLLM one for several tags.
+    """
     moved: dict[str, int] = {}
-    length_ns = 0
+    length_ns, went_well = 0, True
     for span in inner:
-        if span.end_ns is None:
+        args = span.args
+        if span.end_ns is not None:
+            length_ns += span.end_ns - span.start_ns
+        if span.end_ns is None or "error" in args:
+            went_well = False
             continue
-        length_ns += span.end_ns - span.start_ns
-        if "error" in span.args:
-            continue
-        tags = span.args.get("tags")
+        tags = args.get("tags")
         if not isinstance(tags, dict):
-            tags = {str(span.args.get("tag", "all")): span.args.get("bytes", 0)}
+            tags = {str(args.get("tag", "all")): args.get("bytes", 0)}
         for tag, size in tags.items():
             moved[tag] = moved.get(tag, 0) + _integer(size)
-    return moved, length_ns / 1e9
+    return moved, length_ns / 1e9, went_well
 
 
 def _tags(inner: list[Span]) -> str:
