@@ -332,7 +332,8 @@ def _of_sleep(
     if expected >= SMALL_BYTES and remaining >= expected // 2:
         what = _listed_left(sleep, copy_bytes)
         return "freed nothing", f"{_in_mib(remaining)} of {_in_mib(expected)} are still there: {what}"
-    if short := _of_shortfall(sleep, slack_bytes):
+    fell_less = sleep.changed_bytes is not None and sleep.changed_bytes < moved
+    if fell_less and (short := _of_shortfall(sleep, slack_bytes)):
         return short
     if asleep:
         return "partly awake", f"{', '.join(sorted(asleep))} slept already; the rest was freed"
@@ -347,9 +348,9 @@ def _listed_left(sleep: Transaction, copy_bytes: int) -> str:
 
 def _of_shortfall(sleep: Transaction, slack_bytes: int | None) -> tuple[str, str] | None:
     """Return what is wrong with a sleep by which the device fell less than what was unmapped, if no row shows it."""
-    must_fall = 0
-    for tag, size in sleep.moved_bytes.items():
-        must_fall += max(0, size - sleep.left_bytes.get(OWNER_OF_TAG.get(tag, ""), 0))
+    must_fall = sum(
+        max(0, size - sleep.left_bytes.get(OWNER_OF_TAG.get(tag, ""), 0)) for tag, size in sleep.moved_bytes.items()
+    )
     if sleep.changed_bytes is None or must_fall < SMALL_BYTES:
         return None
     if sleep.changed_bytes < must_fall // 2:
