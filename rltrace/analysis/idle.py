@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.coded import Coded
 from rltrace.analysis.computing import computing
-from rltrace.analysis.intervals import EMPTY, Intervals, added_up_by, cut, opened_last, outside, total_ns, union
+from rltrace.analysis.intervals import EMPTY, Intervals, added_up_by, cut, opened_last, outside, union
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.lifetimes import Presence, presence
 from rltrace.analysis.observations import Observations
@@ -22,6 +24,10 @@ RUN, STARTUP, FIRST_STEP, STEADY_STEP = "run", "startup", "first_step", "steady_
 
 Between = tuple[str | None, str | None]
 """The phases around a gap; None if the step begins, or ends, with the gap."""
+
+
+_BEFORE_NS = np.iinfo(np.int64).min
+"""Earlier than any time."""
 
 
 class IdleGap(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +100,7 @@ class _Spans:
     """All spans of some processes, phases included."""
 
     def __init__(self, seen: Observations, processes: Iterable[Seen]) -> None:
-        rows, places = [EMPTY], [np.empty(0, np.intp)]
+        rows, places = [EMPTY], [0]
         known: dict[str, int] = {}
         for process in processes:
             until_ns = seen.open_until_ns(process)
@@ -102,18 +108,18 @@ class _Spans:
             of_calls = ((method or name, kept) for (name, method), kept in named)
             for name, kept in (*of_calls, *process.phases.items(), *process.stages.items()):
                 rows.append(kept.rows(until_ns))
-                places.append(np.full(len(rows[-1]), known.setdefault(name, len(known)), np.intp))
+                places.append(known.setdefault(name, len(known)))
         self.names = list(known)
         self._rows: Intervals = np.concatenate(rows)
-        self._name_of_row = np.concatenate(places)
+        self._name_of_row = np.repeat(np.array(places, np.intp), [*map(len, rows)])
         self._opened: dict[int, tuple[Intervals, NDArray[np.intp]]] = {}
 
     def keep_inside(self, gaps: Intervals) -> None:
         """Leave out the spans that lie in none of some gaps, which are disjoint and in order."""
-        behind = np.append(gaps[:, 0], np.iinfo(np.int64).max)
-        gap = np.searchsorted(gaps[:, 1], self._rows[:, 0], side="right")
-        is_inside = behind[gap] < self._rows[:, 1]
-        self._rows, self._name_of_row = self._rows[is_inside], self._name_of_row[is_inside]
+        is_inside = np.zeros(len(self._rows), np.bool_)
+        is_inside[cut(self._rows, gaps)[2]] = True
+        inside = np.flatnonzero(is_inside)
+        self._rows, self._name_of_row = self._rows.take(inside, axis=0), self._name_of_row[inside]
 
     def opened_last(self, windows: StepWindows) -> tuple[Intervals, NDArray[np.intp]]:
         """Return which span was opened last at each instant, of those that began in its window; a program's main span
@@ -128,6 +134,17 @@ class _Spans:
         return self._opened[id(windows)]
 
 
+class _Group(NamedTuple):
+    """Gaps between the same two phases, in windows that belong together."""
+
+    of: str
+    """What the windows are."""
+    windows: int
+    """How many there are."""
+    between: Between
+    gaps: NDArray[np.intp]
+
+
 class _Gaps:
     """When a lane was idle, in every window, as far as it was there."""
 
@@ -135,10 +152,14 @@ class _Gaps:
         self._windows = windows
         self._is_whole = there.is_there & ~there.is_cut_off
         self.rows, self._window = outside(union(*phases.values()), there.windows)
+        self._lengths_ns = self.rows[:, 1] - self.rows[:, 0]
         edges = there.windows[self._window]
-        after = _names_at(self.rows[:, 0], edges[:, 0], {name: rows[:, 1] for name, rows in phases.items()})
-        before = _names_at(self.rows[:, 1], edges[:, 1], {name: rows[:, 0] for name, rows in phases.items()})
-        self._between: list[Between] = list(zip(after, before, strict=True))
+        after = _phases_at(self.rows[:, 0], edges[:, 0], [rows[:, 1] for rows in phases.values()])
+        before = _phases_at(self.rows[:, 1], edges[:, 1], [rows[:, 0] for rows in phases.values()])
+        names = [None, *phases]
+        codes, places = np.unique(after * len(names) + before, return_inverse=True)
+        pairs = [divmod(code, len(names)) for code in codes.tolist()]
+        self._between = Coded([(names[after], names[before]) for after, before in pairs], places)
 
     def figures(self, lane: Lane, busy: Intervals, computed: Intervals, *spans: _Spans) -> Iterator[IdleGap]:
         """Return one item per pair of phases, for the steps that belong together.
@@ -150,61 +171,76 @@ class _Gaps:
             spans: Spans of the driver, of the lane, and of processes elsewhere.
         """
         others_ns, computed_ns = self._inside_ns(busy), self._inside_ns(computed)
-        for what, all_places in _together(self._windows):
-            places = [place for place in all_places if what != STEADY_STEP or self._is_whole[place]]
-            alike = self._alike(places)
-            driver, own, elsewhere = (self._meanwhile(alike, of, len(places)) for of in spans)
-            for at, ((after, before), gaps) in enumerate(alike):
-                yield IdleGap(
-                    lane=lane.name,
-                    rank=lane.rank,
-                    host=lane.host,
-                    device=lane.device,
-                    of=what,
-                    after=after,
-                    before=before,
-                    count=len(gaps) / len(places),
-                    seconds=total_ns(self.rows[gaps]) / 1e9 / len(places),
-                    unlabelled_seconds=float(computed_ns[gaps].sum()) / 1e9 / len(places),
-                    others_seconds=float(others_ns[gaps].sum()) / 1e9 / len(places),
-                    driver_seconds=driver[at],
-                    own_seconds=own[at],
-                    elsewhere_seconds=elsewhere[at],
-                )
+        groups = [*self._groups()]
+        meanwhile = (self._meanwhile(groups, of) for of in spans)
+        for (what, many, (after, before), gaps), driver, own, elsewhere in zip(groups, *meanwhile, strict=True):
+            yield IdleGap(
+                lane=lane.name,
+                rank=lane.rank,
+                host=lane.host,
+                device=lane.device,
+                of=what,
+                after=after,
+                before=before,
+                count=len(gaps) / many,
+                seconds=float(self._lengths_ns[gaps].sum()) / 1e9 / many,
+                unlabelled_seconds=float(computed_ns[gaps].sum()) / 1e9 / many,
+                others_seconds=float(others_ns[gaps].sum()) / 1e9 / many,
+                driver_seconds=driver,
+                own_seconds=own,
+                elsewhere_seconds=elsewhere,
+            )
 
     def _inside_ns(self, rows: Intervals) -> NDArray[np.float64]:
         """Return how much of each gap lies inside of some rows."""
         pieces, _, gap = cut(self.rows, rows)
         return np.bincount(gap, pieces[:, 1] - pieces[:, 0], len(self.rows)).astype(np.float64)
 
-    def _alike(self, places: list[int]) -> list[tuple[Between, list[int]]]:
-        """Return the gaps of some windows, grouped by the phases around them; the longest first."""
-        found: dict[Between, list[int]] = {}
-        for gap in np.flatnonzero(np.isin(self._window, places)).tolist():
-            found.setdefault(self._between[gap], []).append(gap)
-        return sorted(found.items(), key=lambda item: -total_ns(self.rows[item[1]]))
+    def _groups(self) -> Iterator[_Group]:
+        """Return the gaps that are alike, for the steps that belong together; the longest first."""
+        for what, all_places in _together(self._windows):
+            places = np.array(all_places, np.intp)
+            if what == STEADY_STEP:
+                places = places[self._is_whole[places]]
+            is_in = np.zeros(len(self._is_whole), np.bool_)
+            is_in[places] = True
+            alike = _in_groups(self._between.places, np.flatnonzero(is_in[self._window]))
+            alike.sort(key=lambda of_kind: (-self._lengths_ns[of_kind].sum(), of_kind[0]))
+            for gaps in alike:
+                yield _Group(what, len(places), self._between.values[self._between.places[gaps[0]]], gaps)
 
-    def _meanwhile(self, alike: list[tuple[Between, list[int]]], spans: _Spans, steps: int) -> list[dict[str, float]]:
-        """Return seconds of a step by name, for each such group of gaps."""
-        segments, name = spans.opened_last(self._windows)
+    def _meanwhile(self, groups: list[_Group], spans: _Spans) -> list[dict[str, float]]:
+        """Return seconds of a step by name, for each group of gaps; the largest first."""
+        segments, name_of_segment = spans.opened_last(self._windows)
         group_of = np.full(len(self.rows), -1, np.intp)
-        for group, (_, gaps) in enumerate(alike):
-            group_of[gaps] = group
-        all_ns = added_up_by(self.rows, group_of, segments, name, (len(alike), len(spans.names)))
+        for place, group in enumerate(groups):
+            group_of[group.gaps] = place
+        all_ns = added_up_by(self.rows, group_of, segments, name_of_segment, (len(groups), len(spans.names)))
         found = []
-        for name_ns in all_ns:
-            longest = np.argsort(-name_ns, kind="stable")
-            found.append({spans.names[at]: float(name_ns[at]) / 1e9 / steps for at in longest.tolist() if name_ns[at]})
+        for group, name_ns in zip(groups, all_ns.tolist(), strict=True):
+            named_ns = [(name, ns) for name, ns in zip(spans.names, name_ns, strict=True) if ns]
+            named_ns.sort(key=lambda item: -item[1])
+            found.append({name: ns / 1e9 / group.windows for name, ns in named_ns})
         return found
 
 
-def _names_at(
-    times_ns: NDArray[np.int64], edges_ns: NDArray[np.int64], phases: dict[str, NDArray[np.int64]]
-) -> list[str | None]:
-    """Return which phase begins or ends at each of these times; None at the edge of the window."""
-    name_at = {at_ns: name for name, of_phase in phases.items() for at_ns in of_phase.tolist()}
-    pairs = zip(times_ns.tolist(), edges_ns.tolist(), strict=True)
-    return [None if at_ns == edge_ns else name_at.get(at_ns) for at_ns, edge_ns in pairs]
+def _in_groups(kind_of: NDArray[np.integer[Any]], gaps: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """Return some gaps by their kind, those of each in order."""
+    by_kind = gaps[np.argsort(kind_of[gaps], kind="stable")]
+    firsts = np.flatnonzero(np.diff(kind_of[by_kind])) + 1
+    return np.split(by_kind, firsts) if len(gaps) else []
+
+
+def _phases_at(
+    times_ns: NDArray[np.int64], edges_ns: NDArray[np.int64], of_phases: list[NDArray[np.int64]]
+) -> NDArray[np.intp]:
+    """Return which phase begins or ends at each of these times, by its place from 1; 0 at the edge of the window, and
+    where none does."""
+    known_ns = np.concatenate([[_BEFORE_NS], *of_phases])
+    place = np.repeat(np.arange(len(of_phases) + 1), [1, *map(len, of_phases)])
+    order = np.argsort(known_ns, kind="stable")
+    last = order[np.searchsorted(known_ns[order], times_ns, side="right") - 1]
+    return np.where((known_ns[last] == times_ns) & (times_ns != edges_ns), place[last], 0)
 
 
 def _together(windows: StepWindows) -> Iterator[tuple[str, list[int]]]:

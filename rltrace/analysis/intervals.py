@@ -169,14 +169,14 @@ def opened_last(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray
         segment.
     """
     pieces, window, row = cut(rows, windows)
-    begun = np.flatnonzero((pieces[:, 0] == rows[row, 0]) & (pieces[:, 1] > pieces[:, 0]))
+    begun = np.flatnonzero((pieces[:, 0] == rows[:, 0][row]) & (pieces[:, 1] > pieces[:, 0]))
     begun = begun[np.argsort(window[begun], kind="stable")]
     found = [(EMPTY, np.empty(0, np.intp))]
     for some in np.split(begun, _cuts(window[begun])):
         of = row[some]
         # The later ones come last; of those that begin together the shorter one, then the first of the rows.
-        order = np.lexsort((-of, -rows[of, 1], rows[of, 0]))
-        segments, last = _last_over(pieces[some[order]])
+        order = np.lexsort((-of, -rows[:, 1][of], rows[:, 0][of]))
+        segments, last = _last_over(pieces.take(some[order], axis=0))
         found.append((segments, of[order[last]]))
     return np.concatenate([segments for segments, _ in found]), np.concatenate([of for _, of in found])
 

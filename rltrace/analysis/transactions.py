@@ -6,8 +6,8 @@ taken is how the device's total changed, by the kernel. These are three sources,
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane, order
-from rltrace.analysis.ledger import FREE, UNACCOUNTED, Ledger, ledgers
+from rltrace.analysis.ledger import UNACCOUNTED, Ledger, ledgers
+from rltrace.analysis.moments import where_known
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import MAP, SLEEP, UNMAP, WAKE_UPS, Span
@@ -24,6 +25,9 @@ OWNER_OF_TAG = {"weights": "rollout.weights", "kv_cache": "rollout.kv_cache"}
 
 SMALL_BYTES = 1 << 20
 """Fewer bytes than this are not worth a verdict."""
+
+_NEVER_NS = np.iinfo(np.int64).max
+"""Later than any time."""
 
 SLACK_BYTES = 32 << 20
 """By how much less the device may fall than what was unmapped: kernels and channels that other processes load
@@ -130,7 +134,7 @@ def _lanes(seen: Observations) -> set[Lane]:
 
 def _moves(seen: Observations, lane: Lane) -> list[Span]:
     moves = [move for process in seen.on(lane) for move in process.moves]
-    return sorted(moves, key=lambda move: move.start_ns)
+    return sorted(moves, key=attrgetter("start_ns"))
 
 
 class _Rank:
@@ -138,92 +142,79 @@ class _Rank:
 
     def __init__(self, lane: Lane, ledger: Ledger | None, seen: Observations, windows: StepWindows) -> None:
         self.lane, self.ledger, self.seen, self.windows = lane, ledger, seen, windows
-        self.moves = _moves(seen, lane)
+        self.moves = _outer_moves(_moves(seen, lane))
         self.failures = [span for process in seen.on(lane) for span in process.out_of_memory]
 
     def all(self) -> Iterator[Transaction]:
         """Return its transactions in order of time."""
+        starts_ns = np.array([outer.start_ns for outer, _ in self.moves], np.int64)
+        ends_ns = np.array([outer.end_ns or self.seen.end_ns for outer, _ in self.moves], np.int64)
+        are_sleeps = np.array([outer.name in (SLEEP, UNMAP) for outer, _ in self.moves], np.bool_)
+        columns = (
+            are_sleeps.tolist(),
+            *self.around(starts_ns, ends_ns, are_sleeps),
+            [self.windows.numbers[place] for place in self.windows.places(starts_ns).tolist()],
+            ((starts_ns - self.seen.start_ns) / 1e9).tolist(),
+            ((ends_ns - starts_ns) / 1e9).tolist(),
+        )
         awake: dict[str, int] = {}
-        moves = [*self.outer_moves()]
-        around = self.around([outer for outer, _ in moves])
-        for (outer, inner), seen in zip(moves, around, strict=True):
-            is_sleep = outer.name in (SLEEP, UNMAP)
-            moved = _moved(inner)
-            expected = seen.held if is_sleep else {tag: awake.get(tag, size) for tag, size in moved.items()}
+        for (outer, inner), is_sleep, held, left, changed_bytes, slack_bytes, step, at_seconds, seconds in zip(
+            self.moves, *columns, strict=True
+        ):
+            moved, engine_seconds, went_well = _moved(inner)
+            moved_bytes = sum(moved.values())
+            level = outer.args.get("level")
+            expected = held if is_sleep else {tag: awake.get(tag, size) for tag, size in moved.items()}
             if is_sleep:
-                awake |= {tag: size for tag, size in expected.items() if size >= SMALL_BYTES} or moved
-            yield self.transaction(outer, inner, expected, moved, seen, is_sleep=is_sleep, known=awake)
+                awake |= {tag: size for tag, size in held.items() if size >= SMALL_BYTES} or moved
+            made = Transaction(
+                step=step,
+                lane=self.lane.name,
+                rank=self.lane.rank,
+                name=outer.name,
+                at_seconds=at_seconds,
+                seconds=seconds,
+                level=level if isinstance(level, int) else None,
+                expected_bytes=expected,
+                moved_bytes=moved,
+                changed_bytes=changed_bytes,
+                left_bytes=left,
+                gigabytes_per_second=moved_bytes / 1e9 / engine_seconds if engine_seconds and moved else None,
+                verdict="ok",
+                reason="",
+            )
+            wrong = None
+            if not went_well or outer.end_ns is None or "error" in outer.args:
+                wrong = self.of_trouble(made, outer, inner, is_sleep=is_sleep)
+            wrong = wrong or (self.of_sleep(made, awake, slack_bytes) if is_sleep else _of_wake_up(made, moved_bytes))
+            yield made if wrong is None else msgspec.structs.replace(made, verdict=wrong[0], reason=wrong[1])
 
-    def around(self, moves: list[Span]) -> list[_Around]:
+    def around(
+        self, starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], are_sleeps: NDArray[np.bool_]
+    ) -> _Around:
         """Return what the ledger says before and after each of some moves; nothing is known without one."""
         if self.ledger is None or not len(self.ledger.times_ns):
-            return [_UNSEEN] * len(moves)
-        starts_ns = np.array([move.start_ns for move in moves], np.int64)
-        return _around(self.ledger, starts_ns, np.array([self.end_ns(move) for move in moves], np.int64))
+            many = len(starts_ns)
+            return _Around([{}] * many, [{}] * many, [None] * many, [None] * many)
+        return _around(self.ledger, starts_ns, ends_ns, are_sleeps)
 
-    def end_ns(self, move: Span) -> int:
-        """Return when a move ended; the end of the Recording for one that did not."""
-        return move.end_ns or self.seen.end_ns
-
-    def outer_moves(self) -> Iterator[tuple[Span, list[Span]]]:
-        """Return each phase with the engine's moves inside it; a move outside of all phases stands alone."""
-        phases = [phase for name in (SLEEP, *WAKE_UPS) for phase in _joined(self.moves, name)]
-        inner = [move for move in self.moves if move.name in (MAP, UNMAP)]
-        starts_ns = [move.start_ns for move in inner]
-        held = set[int]()
-        outer: list[tuple[Span, list[Span]]] = []
-        for phase in phases:
-            behind = len(inner) if phase.end_ns is None else bisect_left(starts_ns, phase.end_ns)
-            parts = range(bisect_left(starts_ns, phase.start_ns), behind)
-            outer.append((phase, inner[parts.start : parts.stop]))
-            held.update(parts)
-        outer += [(move, [move]) for place, move in enumerate(inner) if place not in held]
-        return iter(sorted(outer, key=lambda one: one[0].start_ns))
-
-    def transaction(
-        self,
-        outer: Span,
-        inner: list[Span],
-        expected: dict[str, int],
-        moved: dict[str, int],
-        around: _Around,
-        *,
-        is_sleep: bool,
-        known: dict[str, int],
-    ) -> Transaction:
-        """Return what became of one move, and whether that is as it should be."""
-        seconds = sum(part.end_ns - part.start_ns for part in inner if part.end_ns is not None) / 1e9
-        level = outer.args.get("level")
-        made = Transaction(
-            step=self.windows.step_at(outer.start_ns),
-            lane=self.lane.name,
-            rank=self.lane.rank,
-            name=outer.name,
-            at_seconds=(outer.start_ns - self.seen.start_ns) / 1e9,
-            seconds=(self.end_ns(outer) - outer.start_ns) / 1e9,
-            level=level if isinstance(level, int) else None,
-            expected_bytes=expected,
-            moved_bytes=moved,
-            changed_bytes=None if around.rose_bytes is None else int(around.rose_bytes * (-1 if is_sleep else 1)),
-            left_bytes=around.left if is_sleep else {},
-            gigabytes_per_second=sum(moved.values()) / 1e9 / seconds if seconds and moved else None,
-            verdict="ok",
-            reason="",
-        )
+    def of_trouble(
+        self, made: Transaction, outer: Span, inner: list[Span], *, is_sleep: bool
+    ) -> tuple[str, str] | None:
+        """Return what is wrong with a move that failed, or with a wake-up that never ended, and why."""
         failure = _failure(outer, inner)
         if failure is not None:
             verdict = "no room" if self.is_about_memory(outer, failure) else f"failed: {failure}"
-            reason = _of_failure(made, outer, inner, failure)
-        elif not is_sleep:
-            verdict, reason = _of_wake_up(made, outer, inner)
-        elif self.ledger is not None:
-            slack_bytes = SLACK_BYTES if around.is_consistent else None
-            verdict, reason = _of_sleep(made, known, self.copy_bytes(made, known), slack_bytes)
-        else:
-            verdict, reason = "ok", ""  # nobody told of bytes
-        if verdict == made.verdict and reason == made.reason:  # as nearly all are
-            return made
-        return msgspec.structs.replace(made, verdict=verdict, reason=reason)
+            return verdict, _of_failure(made, outer, inner, failure)
+        cut = next((span for span in (outer, *inner) if span.end_ns is None), None)
+        if cut is None or is_sleep:
+            return None
+        reason = f"{cut.name} of {_tags(inner)} was still under way when the process ended, perhaps out of memory"
+        return "never ended", reason
+
+    def of_sleep(self, sleep: Transaction, known: dict[str, int], slack_bytes: int | None) -> tuple[str, str] | None:
+        """Return what is wrong with a sleep; nothing where nobody told of bytes."""
+        return None if self.ledger is None else _of_sleep(sleep, known, self.copy_bytes(sleep, known), slack_bytes)
 
     def is_about_memory(self, move: Span, error: str) -> bool:
         """Return whether the error that ended a move says that it is about memory, or memory was reported to have run
@@ -231,7 +222,7 @@ class _Rank:
 
         CUDA's error is a RuntimeError like any other: its text, which would say it, is not in the span.
         """
-        until_ns = self.end_ns(move) + TOLD_WITHIN_NS
+        until_ns = (move.end_ns or self.seen.end_ns) + TOLD_WITHIN_NS
         was_told = any(move.start_ns <= told.start_ns <= until_ns for told in self.failures)
         return was_told or error in ABOUT_MEMORY
 
@@ -248,64 +239,67 @@ class _Rank:
 
 
 class _Around(NamedTuple):
-    """What a device's ledger says at the last moment before a move, and at the first after it."""
+    """What a device's ledger says at the last moment before each move, and at the first after it."""
 
-    held: dict[str, int]
-    """By tag, what was held before it."""
-    left: dict[str, int]
-    """By owner, what the engine still held after it; nothing is known to be left if nobody looked again."""
-    rose_bytes: float | None
-    """By how much the device's total rose, without what others said about themselves; None if that is not known.
+    held: list[dict[str, int]]
+    """By tag, what was held before a sleep; nothing for a wake-up."""
+    left: list[dict[str, int]]
+    """By owner, what the engine still held after a sleep; nothing is known to be left if nobody looked again."""
+    changed_bytes: list[int | None]
+    """By how much the device's total fell, or rose for a wake-up, without what others said about themselves; None if
+    that is not known.
 
     A trainer empties its cache while an engine wakes up. But what an engine's own allocator hands out of its cache, or
     takes back, is no change of the total: a cache and the engine's rest moved against each other."""
-    is_consistent: bool
-    """Whether all samples hold at both moments."""
+    slack_bytes: list[int | None]
+    """By how much less the device may fall than it should: None unless all samples hold at both moments."""
 
 
-_UNSEEN = _Around({}, {}, None, False)
-
-
-def _around(ledger: Ledger, starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> list[_Around]:
+def _around(
+    ledger: Ledger, starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], are_sleeps: NDArray[np.bool_]
+) -> _Around:
     before = np.searchsorted(ledger.times_ns, starts_ns, side="right") - 1
     after = np.searchsorted(ledger.times_ns, ends_ns)
     was_seen, is_seen = before >= 0, after < len(ledger.times_ns)
     after = np.minimum(after, len(ledger.times_ns) - 1)
     tags = {tag: owner for tag, owner in OWNER_OF_TAG.items() if owner in ledger.owners}
     of_engine = [owner for owner in ledger.owners if owner.startswith("rollout.")]
-    return [
-        _Around(
-            dict(zip(tags, held, strict=True)) if was else {},
-            {owner: size for owner, size in zip(of_engine, left, strict=True) if size} if is_ else {},
-            rose if was and is_ and ledger.has_total else None,
-            was and holds,
-        )
-        for was, held, is_, left, rose, holds in zip(
-            was_seen.tolist(),
-            _bytes_of(ledger, [*tags.values()], before),
-            is_seen.tolist(),
-            _bytes_of(ledger, of_engine, after),
-            _rose_bytes(ledger, before, after).tolist(),
-            (ledger.is_consistent[before] & ledger.is_consistent[after]).tolist(),
-            strict=True,
-        )
-    ]
+    many, sleeps = len(starts_ns), np.flatnonzero(are_sleeps)
+    held, left = [dict[str, int]()] * many, [dict[str, int]()] * many
+    for place, was, held_bytes, is_, left_bytes in zip(
+        sleeps.tolist(),
+        was_seen[sleeps].tolist(),
+        _bytes_of(ledger, [*tags.values()], before[sleeps]),
+        is_seen[sleeps].tolist(),
+        _bytes_of(ledger, of_engine, after[sleeps]),
+        strict=True,
+    ):
+        if was:
+            held[place] = dict(zip(tags, held_bytes, strict=True))
+        if is_:
+            left[place] = {owner: size for owner, size in zip(of_engine, left_bytes, strict=True) if size}
+    changed = (np.where(are_sleeps, -1, 1) * _rose_bytes(ledger, before, after)).astype(np.int64)
+    changed_bytes = where_known(changed.tolist(), was_seen & is_seen & ledger.has_total)
+    is_consistent = was_seen & ledger.is_consistent[before] & ledger.is_consistent[after]
+    return _Around(held, left, changed_bytes, where_known([SLACK_BYTES] * many, is_consistent))
 
 
 def _bytes_of(ledger: Ledger, owners: list[str], moments: NDArray[np.intp]) -> list[list[int]]:
     """Return the bytes of some owners at each of some moments."""
     columns = [ledger.owners.index(owner) for owner in owners]
-    rows: list[list[int]] = ledger.bytes[moments][:, columns].astype(np.int64).tolist()
+    rows: list[list[int]] = ledger.bytes[moments[:, np.newaxis], columns].astype(np.int64).tolist()
     return rows
 
 
 def _rose_bytes(ledger: Ledger, before: NDArray[np.intp], after: NDArray[np.intp]) -> NDArray[np.float64]:
     """Return by how much the total rose from one moment to another, without what others said about themselves."""
-    others = [owner for owner in ledger.owners if owner not in (FREE, UNACCOUNTED) and not owner.startswith("rollout.")]
-    of_engines = ledger.used - sum(map(ledger.row, others))
-    cached, rest = (np.trunc(ledger.row(owner)[after] - ledger.row(owner)[before]) for owner in _CACHE_AND_REST)
+    rose = ledger.bytes.take(after, axis=0) - ledger.bytes.take(before, axis=0)
+    own = [place for place, owner in enumerate(ledger.owners) if owner == UNACCOUNTED or owner.startswith("rollout.")]
+    if not all(owner in ledger.owners for owner in _CACHE_AND_REST):
+        return np.asarray(rose[:, own].sum(axis=1))
+    cached, rest = (np.trunc(rose[:, ledger.owners.index(owner)]) for owner in _CACHE_AND_REST)
     handed_out = np.where(cached * rest < 0, np.sign(rest) * np.minimum(np.abs(cached), np.abs(rest)), 0)
-    return np.asarray(of_engines[after] - of_engines[before] - handed_out)
+    return np.asarray(rose[:, own].sum(axis=1) - handed_out)
 
 
 _CACHE_AND_REST = ("allocator.cached", "rollout.activations")
@@ -314,8 +308,10 @@ _CACHE_AND_REST = ("allocator.cached", "rollout.activations")
 # ---- verdicts ---------------------------------------------------------------------------------------------------
 
 
-def _of_sleep(sleep: Transaction, known: dict[str, int], copy_bytes: int, slack_bytes: int | None) -> tuple[str, str]:
-    """Judge a sleep.
+def _of_sleep(
+    sleep: Transaction, known: dict[str, int], copy_bytes: int, slack_bytes: int | None
+) -> tuple[str, str] | None:
+    """Return what is wrong with a sleep.
 
     Args:
         sleep: The sleep.
@@ -325,27 +321,29 @@ def _of_sleep(sleep: Transaction, known: dict[str, int], copy_bytes: int, slack_
     """
     expected, moved = sum(sleep.expected_bytes.values()), sum(sleep.moved_bytes.values())
     if sleep.level == 0 or not (known or expected or moved):
-        return "ok", ""
-    left = {owner: sleep.left_bytes.get(owner, 0) for owner in OWNER_OF_TAG.values()}
-    left[OWNER_OF_TAG["weights"]] -= copy_bytes
-    asleep = sorted(
-        tag for tag, size in known.items() if size >= SMALL_BYTES and sleep.expected_bytes.get(tag, 0) < SMALL_BYTES
-    )
-    remaining = sum(left.values())
+        return None
+    remaining = -copy_bytes
+    for owner in OWNER_OF_TAG.values():
+        remaining += sleep.left_bytes.get(owner, 0)
+    asleep = [tag for tag in known if known[tag] >= SMALL_BYTES > sleep.expected_bytes.get(tag, 0)]
     if asleep and (moved < SMALL_BYTES or remaining >= SMALL_BYTES):
-        names = ", ".join(asleep)
+        names = ", ".join(sorted(asleep))
         return "partly awake", f"{names} slept already, and the call did nothing: {_in_mib(remaining)} are still awake"
     if expected >= SMALL_BYTES and remaining >= expected // 2:
-        return "freed nothing", f"{_in_mib(remaining)} of {_in_mib(expected)} are still there: {_listed(left)}"
-    if short := _of_shortfall(sleep, slack_bytes):
+        what = _listed_left(sleep, copy_bytes)
+        return "freed nothing", f"{_in_mib(remaining)} of {_in_mib(expected)} are still there: {what}"
+    fell_less = sleep.changed_bytes is not None and sleep.changed_bytes < moved
+    if fell_less and (short := _of_shortfall(sleep, slack_bytes)):
         return short
     if asleep:
-        return "partly awake", f"{', '.join(asleep)} slept already; the rest was freed"
-    return ("left bytes behind", _listed(left)) if remaining >= SMALL_BYTES else ("ok", "")
+        return "partly awake", f"{', '.join(sorted(asleep))} slept already; the rest was freed"
+    return ("left bytes behind", _listed_left(sleep, copy_bytes)) if remaining >= SMALL_BYTES else None
 
 
-def _listed(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{owner} {_in_mib(size)}" for owner, size in sizes.items() if size)
+def _listed_left(sleep: Transaction, copy_bytes: int) -> str:
+    left = {owner: sleep.left_bytes.get(owner, 0) for owner in OWNER_OF_TAG.values()}
+    left[OWNER_OF_TAG["weights"]] -= copy_bytes
+    return ", ".join(f"{owner} {_in_mib(size)}" for owner, size in left.items() if size)
 
 
 def _of_shortfall(sleep: Transaction, slack_bytes: int | None) -> tuple[str, str] | None:
@@ -375,16 +373,12 @@ def _of_failure(move: Transaction, outer: Span, inner: list[Span], error: str) -
     return f"{failed.name} of {_tags(inner)} failed after {move.seconds:.3f} s: {error}"
 
 
-def _of_wake_up(wake: Transaction, outer: Span, inner: list[Span]) -> tuple[str, str]:
-    cut = next((span for span in (outer, *inner) if span.end_ns is None), None)
-    if cut is not None:
-        reason = f"{cut.name} of {_tags(inner)} was still under way when the process ended, perhaps out of memory"
-        return "never ended", reason
-    moved = sum(wake.moved_bytes.values())
-    if wake.changed_bytes is not None and moved >= SMALL_BYTES and wake.changed_bytes < moved // 2:
-        rose = _in_mib(wake.changed_bytes)
-        return "took less", f"{_in_mib(moved)} were mapped, but the device's total rose by only {rose}"
-    return "ok", ""
+def _of_wake_up(wake: Transaction, moved_bytes: int) -> tuple[str, str] | None:
+    """Return what is wrong with a wake-up that ended."""
+    if wake.changed_bytes is None or moved_bytes < SMALL_BYTES or wake.changed_bytes >= moved_bytes // 2:
+        return None
+    rose = _in_mib(wake.changed_bytes)
+    return "took less", f"{_in_mib(moved_bytes)} were mapped, but the device's total rose by only {rose}"
 
 
 def _leaks(lane: Lane, ledger: Ledger, moves: list[Span]) -> Iterator[Leak]:
@@ -418,6 +412,27 @@ def _sleeps_grown(growth: NDArray[np.float64], *, is_cache: bool) -> int:
 # ---- spans ------------------------------------------------------------------------------------------------------
 
 
+def _outer_moves(moves: list[Span]) -> list[tuple[Span, list[Span]]]:
+    """Return each phase with the engine's moves inside it; a move outside of all phases stands alone.
+
+    Args:
+        moves: The phases and the engine's moves of one rank, in order of their beginnings.
+    """
+    phases = [phase for name in (SLEEP, *WAKE_UPS) for phase in _joined(moves, name)]
+    inner = [move for move in moves if move.name in (MAP, UNMAP)]
+    starts_ns = np.array([move.start_ns for move in inner], np.int64)
+    ends_ns = [_NEVER_NS if phase.end_ns is None else phase.end_ns for phase in phases]
+    first = np.searchsorted(starts_ns, [phase.start_ns for phase in phases])
+    behind = np.maximum(first, np.searchsorted(starts_ns, ends_ns))
+    many = len(inner) + 1
+    is_alone = np.cumsum(np.bincount(first, minlength=many) - np.bincount(behind, minlength=many))[:-1] == 0
+    outer = [
+        (phase, inner[begin:end]) for phase, begin, end in zip(phases, first.tolist(), behind.tolist(), strict=True)
+    ]
+    outer += [(inner[place], [inner[place]]) for place in np.flatnonzero(is_alone).tolist()]
+    return sorted(outer, key=lambda one: one[0].start_ns)
+
+
 def _joined(moves: list[Span], name: str) -> Iterator[Span]:
     """Return the phases of a name, overlapping ones joined: nobody knows to which of them a move of memory belongs.
 
@@ -437,17 +452,26 @@ def _joined(moves: list[Span], name: str) -> Iterator[Span]:
         yield joined
 
 
-def _moved(inner: list[Span]) -> dict[str, int]:
-    """Return bytes by tag; the embedded engine has a span per tag, vLLM one for several tags."""
+def _moved(inner: list[Span]) -> tuple[dict[str, int], float, bool]:
+    """Return bytes by tag, the seconds of all spans that ended, and whether all of them ended without an error.
+
+    The embedded engine has a span per tag, vLLM one for several tags.
+    """
     moved: dict[str, int] = {}
+    length_ns, went_well = 0, True
     for span in inner:
-        if "error" in span.args or span.end_ns is None:
+        args = span.args
+        if span.end_ns is not None:
+            length_ns += span.end_ns - span.start_ns
+        if span.end_ns is None or "error" in args:
+            went_well = False
             continue
-        tags = span.args.get("tags")
-        one = {str(span.args.get("tag", "all")): span.args.get("bytes", 0)}
-        for tag, size in (tags if isinstance(tags, dict) else one).items():
+        tags = args.get("tags")
+        if not isinstance(tags, dict):
+            tags = {str(args.get("tag", "all")): args.get("bytes", 0)}
+        for tag, size in tags.items():
             moved[tag] = moved.get(tag, 0) + _integer(size)
-    return moved
+    return moved, length_ns / 1e9, went_well
 
 
 def _tags(inner: list[Span]) -> str:

@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.intervals import Intervals, added_up, covered_in, cut, outside, paired, union
+from rltrace.analysis.intervals import Intervals, added_up, covered_in, cut, paired, union
 from rltrace.analysis.lanes import Lane, order
+from rltrace.analysis.moments import where_known
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.seen.spans import Intervalled, Stages
 from rltrace.analysis.steps import StepWindows
@@ -82,14 +83,16 @@ def _filled(column: str, spans: Intervalled) -> NDArray[np.int64]:
     return np.array(getattr(spans, column), np.int64) if isinstance(spans, Stages) else np.zeros(len(spans), np.int64)
 
 
-class _Part(NamedTuple):
-    """What of one stage lies in one window."""
+class _Parts(NamedTuple):
+    """What of one stage lies in each window: one number a window."""
 
-    stage: Stage
-    tensors: int
-
-
-_NOTHING = _Part(Stage(spans=0, seconds=0.0, summed_seconds=0.0, bytes=0, gigabytes_per_second=None), 0)
+    is_there: NDArray[np.bool_]
+    """Whether anything does."""
+    spans: NDArray[np.int64]
+    covered_ns: NDArray[np.int64]
+    summed_ns: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    tensors: NDArray[np.int64]
 
 
 def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
@@ -104,7 +107,7 @@ def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
             emptied.setdefault(process.lane, []).append(process.automatic_spans[EMPTY_CACHE, None])
         if PHASE in process.phases:
             phase.setdefault(process.lane, []).append(process.phases[PHASE].rows(seen.end_ns))
-    found = []
+    found: list[tuple[int, RankSync]] = []
     for lane in sorted(stages.keys() | phase.keys(), key=order):
         in_sync = union(*phase.get(lane, []))
         columns = {name: _Columns(kept, seen.end_ns) for name, kept in stages.get(lane, {}).items()}
@@ -112,35 +115,89 @@ def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
             columns[EMPTY_CACHE] = _Columns(emptied[lane], seen.end_ns)
             columns[EMPTY_CACHE].keep_inside(in_sync)
         own = windows.of(lane)
-        parts = {name: _parts(columns[name], own) for name in SYNC_STAGES if name in columns}
+        parts = {name: _parts(columns[name], own.windows) for name in SYNC_STAGES if name in columns}
         in_stages = union(*(of_stage.rows for of_stage in columns.values()))
-        whole = _whole(in_sync, in_stages, own.windows)
-        seconds_ns, rest_ns = covered_in(whole, own.windows), _rest_ns(whole, in_stages, own.windows)
-        is_in_phase = _has_any(in_sync, own.windows)
-        for place, number in enumerate(own.numbers):
-            inside = {name: of_stage[place] for name, of_stage in parts.items() if place in of_stage}
-            if inside or is_in_phase[place]:
-                found.append((place, _rank_sync(lane, number, int(seconds_ns[place]), int(rest_ns[place]), inside)))
+        whole, window, _ = cut(_whole(in_sync, in_stages, own.windows), own.windows)
+        pieces, of_whole, _ = cut(in_stages, whole)
+        many = len(own.windows)
+        whole_ns = added_up(whole[:, 1] - whole[:, 0], window, many)
+        rest_ns = whole_ns - added_up(pieces[:, 1] - pieces[:, 0], window[of_whole], many)
+        is_there = np.any([_has_any(in_sync, own.windows), *(part.is_there for part in parts.values())], axis=0)
+        places = np.flatnonzero(is_there)
+        found += zip(places.tolist(), _rank_syncs(lane, own, places, whole_ns, rest_ns, parts), strict=True)
     return [sync for _, sync in sorted(found, key=lambda item: item[0])]
 
 
-def _rank_sync(lane: Lane, step: int | None, whole_ns: int, rest_ns: int, parts: dict[str, _Part]) -> RankSync:
+def _rank_syncs(
+    lane: Lane,
+    windows: StepWindows,
+    places: NDArray[np.intp],
+    whole_ns: NDArray[np.int64],
+    rest_ns: NDArray[np.int64],
+    parts: dict[str, _Parts],
+) -> list[RankSync]:
+    """Return the syncs of a rank in the windows at some places."""
+    zeros = np.zeros(len(windows.windows), np.int64)
+    nothing = _Parts(zeros > 0, zeros, zeros, zeros, zeros, zeros)
+    sent, loaded, gathered = (parts.get(name, nothing) for name in (SEND, LOAD, GATHER))
+    size_bytes = _first_of(sent.bytes, np.max([nothing.bytes, *(part.bytes for part in parts.values())], axis=0))
+    counted = np.max([parts.get(name, nothing).tensors for name in COUNTED], axis=0)
     seconds = whole_ns / 1e9
-    sent, loaded = parts.get(SEND, _NOTHING), parts.get(LOAD, _NOTHING)
-    size_bytes = sent.stage.bytes or max((part.stage.bytes for part in parts.values()), default=0)
-    counted = max(parts.get(name, _NOTHING).tensors for name in COUNTED)
-    return RankSync(
-        step=step,
-        lane=lane.name,
-        rank=lane.rank,
-        seconds=seconds,
-        bytes=size_bytes,
-        gigabytes_per_second=_rate(size_bytes, seconds),
-        buckets=sent.stage.spans or loaded.stage.spans,
-        tensors=counted or loaded.tensors or parts.get(GATHER, _NOTHING).stage.spans,
-        stages={name: part.stage for name, part in parts.items()},
-        rest_seconds=rest_ns / 1e9,
+    columns = (
+        seconds,
+        size_bytes,
+        _first_of(sent.spans, loaded.spans),
+        _first_of(counted, loaded.tensors, gathered.spans),
+        rest_ns / 1e9,
     )
+    rows = (column[places].tolist() for column in columns)
+    rates, stages = _rates(size_bytes[places], seconds[places]), _stages(parts, len(windows.windows))
+    return [
+        RankSync(
+            step=windows.numbers[place],
+            lane=lane.name,
+            rank=lane.rank,
+            seconds=seconds,
+            bytes=size_bytes,
+            gigabytes_per_second=rate,
+            buckets=buckets,
+            tensors=tensors,
+            stages=stages[place],
+            rest_seconds=rest_seconds,
+        )
+        for place, rate, seconds, size_bytes, buckets, tensors, rest_seconds in zip(
+            places.tolist(), rates, *rows, strict=True
+        )
+    ]
+
+
+def _stages(parts: dict[str, _Parts], many: int) -> list[dict[str, Stage]]:
+    """Return the stages of each of so many windows, by name."""
+    stages: list[dict[str, Stage]] = [{} for _ in range(many)]
+    for name, part in parts.items():
+        there = np.flatnonzero(part.is_there)
+        in_seconds = part.covered_ns[there] / 1e9
+        columns = (there, part.spans[there], in_seconds, part.summed_ns[there] / 1e9, part.bytes[there])
+        rates = _rates(part.bytes[there], in_seconds)
+        for place, spans, seconds, summed_seconds, size_bytes, rate in zip(
+            *(column.tolist() for column in columns), rates, strict=True
+        ):
+            stages[place][name] = Stage(
+                spans=spans,
+                seconds=seconds,
+                summed_seconds=summed_seconds,
+                bytes=size_bytes,
+                gigabytes_per_second=rate,
+            )
+    return stages
+
+
+def _first_of(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the first number of each row that is not 0."""
+    *others, found = columns
+    for column in reversed(others):
+        found = np.where(column, column, found)
+    return found
 
 
 def _has_any(rows: Intervals, windows: Intervals) -> NDArray[np.bool_]:
@@ -150,50 +207,32 @@ def _has_any(rows: Intervals, windows: Intervals) -> NDArray[np.bool_]:
 
 def _whole(in_sync: Intervals, in_stages: Intervals, windows: Intervals) -> Intervals:
     """Return when each window's sync was: in its phase, or from the first to the last of its stages."""
-    in_phase, window, _ = cut(in_sync, windows)
-    pieces, of_piece, _ = cut(in_stages, windows)
-    alone = ~np.isin(of_piece, window)
-    pieces, of_piece = pieces[alone], of_piece[alone]
+    pieces, of_piece, _ = cut(in_stages, windows[~_has_any(in_sync, windows)])
     is_first = np.append(True, of_piece[1:] != of_piece[:-1]) if len(of_piece) else np.empty(0, bool)
     is_last = np.append(is_first[1:], True) if len(of_piece) else is_first
-    return union(in_phase, paired(pieces[is_first, 0], pieces[is_last, 1]))
+    return union(cut(in_sync, windows)[0], paired(pieces[is_first, 0], pieces[is_last, 1]))
 
 
-def _rest_ns(whole: Intervals, in_stages: Intervals, windows: Intervals) -> NDArray[np.int64]:
-    """Return for how long no stage was open in each window's sync."""
-    return covered_in(outside(in_stages, whole)[0], windows)
-
-
-def _parts(columns: _Columns, windows: StepWindows) -> dict[int, _Part]:
-    pieces, window, row = cut(columns.rows, windows.windows)
+def _parts(columns: _Columns, windows: Intervals) -> _Parts:
+    pieces, window, row = cut(columns.rows, windows)
     # A span that crosses the edge of a window has its bytes where it begins.
     is_first = np.append(True, row[1:] != row[:-1]) if len(row) else np.empty(0, bool)
-    begun = np.flatnonzero(is_first)
-    many = len(windows.windows)
-    there = np.flatnonzero(np.bincount(window, minlength=many))
-    columns_of = (
-        np.bincount(window[begun], minlength=many),
-        covered_in(columns.rows, windows.windows) / 1e9,
-        added_up(pieces[:, 1] - pieces[:, 0], window, many) / 1e9,
-        added_up(columns.bytes[row[begun]], window[begun], many),
-        added_up(columns.tensors[row[begun]], window[begun], many),
+    begun, of_begun = row[is_first], window[is_first]
+    many = len(windows)
+    summed_ns = added_up(pieces[:, 1] - pieces[:, 0], window, many)
+    joined = union(columns.rows)
+    overlap = len(joined) < len(columns.rows)  # buckets may; else what they cover is their sum
+    return _Parts(
+        is_there=np.bincount(window, minlength=many) > 0,
+        spans=np.bincount(of_begun, minlength=many),
+        covered_ns=covered_in(joined, windows) if overlap else summed_ns,
+        summed_ns=summed_ns,
+        bytes=added_up(columns.bytes[begun], of_begun, many),
+        tensors=added_up(columns.tensors[begun], of_begun, many),
     )
-    return {
-        place: _Part(
-            Stage(
-                spans=spans,
-                seconds=seconds,
-                summed_seconds=summed_seconds,
-                bytes=size_bytes,
-                gigabytes_per_second=_rate(size_bytes, seconds),
-            ),
-            tensors,
-        )
-        for place, spans, seconds, summed_seconds, size_bytes, tensors in zip(
-            there.tolist(), *(column[there].tolist() for column in columns_of), strict=True
-        )
-    }
 
 
-def _rate(size_bytes: int, seconds: float) -> float | None:
-    return size_bytes / 1e9 / seconds if size_bytes and seconds > 0 else None
+def _rates(size_bytes: NDArray[np.int64], seconds: NDArray[np.float64]) -> list[float | None]:
+    """Return 10^9 bytes per second of each row; None without bytes or seconds."""
+    is_known = (size_bytes != 0) & (seconds > 0)
+    return where_known((size_bytes / 1e9 / np.where(is_known, seconds, 1.0)).tolist(), is_known)

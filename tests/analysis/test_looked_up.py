@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from rltrace.analysis.phase_times import PhaseTimes
 from rltrace.analysis.same_moment import NONE, Readings, Taken, same_moment
 from rltrace.analysis.seen.looked import Looked
 from rltrace.analysis.seen.span_rows import moved
-from rltrace.analysis.transactions import _joined, _Rank
+from rltrace.analysis.transactions import _joined, _outer_moves
 from rltrace.analysis.unstamped import unstamped
 from rltrace.events import MAP, MEMORY_EDGE, SLEEP, UNMAP, WAKE_UPS, Span
 from rltrace.read.alignment import Alignment, Reading
@@ -78,7 +77,7 @@ def test_moves_inside_of_phases(spans: list[Span]) -> None:
     expected = [(phase, [move for move in inner if holds(phase, move)]) for phase in outer]
     expected += [(move, [move]) for move in inner if not any(holds(phase, move) for phase in outer)]
     expected.sort(key=lambda one: one[0].start_ns)
-    assert [*_Rank.outer_moves(SimpleNamespace(moves=spans))] == expected  # type: ignore[arg-type]
+    assert _outer_moves(spans) == expected
 
 
 looks = st.lists(

@@ -17,7 +17,8 @@ def union(library: ctypes.CDLL, rows: Rows) -> Rows:
     joined = np.empty((len(rows), 2), np.int64)
     many = library.rltrace_union(_address(rows), len(rows), _address(joined))
     if many < 0:  # they are not in the order of their starts
-        return union(library, rows[np.argsort(rows[:, 0], kind="stable")])
+        order = np.argsort(rows[:, 0], kind="stable")
+        return union(library, rows.take(order, axis=0))  # `rows[order]` takes four times as long
     return _of_own(joined, many)
 
 
