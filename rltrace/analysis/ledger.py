@@ -63,8 +63,7 @@ class Ledger:
     @property
     def used(self) -> NDArray[np.float64]:
         """The bytes of all owners without `free`; the total, if it is known."""
-        counted = [index for index, owner in enumerate(self.owners) if owner != FREE]
-        return np.asarray(self.bytes[:, counted].sum(axis=1))
+        return _without_free(self.bytes, self.owners)
 
     def row(self, owner: str) -> NDArray[np.float64]:
         """One owner's bytes; zeros for one that is not here."""
@@ -73,6 +72,15 @@ class Ledger:
     def at(self, index: int) -> dict[str, int]:
         """Bytes by owner at a moment."""
         return dict(zip(self.owners, self.bytes[index].astype(np.int64).tolist(), strict=True))
+
+
+def _without_free(size_bytes: NDArray[np.float64], owners: Sequence[str]) -> NDArray[np.float64]:
+    """Return the bytes of all owners but `free` at each moment, of (moments, owners)."""
+    found = np.zeros(len(size_bytes))
+    for place, owner in enumerate(owners):
+        if owner != FREE:
+            found += size_bytes[:, place]
+    return found
 
 
 @once
@@ -125,11 +133,12 @@ def most_held(processes: list[Seen]) -> dict[str, MostHeld]:
 def _most_held(series: list[Samples], first_ns: int) -> MostHeld:
     """Return the most of one owner; before it said anything it held nothing."""
     times_ns = np.concatenate([np.array([first_ns]), *(np.array(one.times_ns, np.int64) for one in series)])
-    if len(series) > 1:
-        times_ns.sort()
-    size_bytes = np.zeros(len(times_ns))
-    for samples in series:
-        size_bytes += values_at(samples, times_ns)
+    # Bytes are whole numbers, so that their changes add up to exactly what is held.
+    changes = [np.diff(np.array(one.values, np.float64), prepend=0.0) for one in series]
+    order = np.argsort(times_ns, kind="stable")
+    times_ns, size_bytes = times_ns[order], np.cumsum(np.concatenate([np.zeros(1), *changes])[order])
+    is_over = np.append(times_ns[1:] != times_ns[:-1], True)  # of changes at one time all count
+    times_ns, size_bytes = times_ns[is_over], size_bytes[is_over]
     most = int(np.argmax(size_bytes))
     return MostHeld(int(times_ns[most]), int(size_bytes[most]))
 
@@ -155,9 +164,10 @@ class _Process:
         self.pid = str(seen.process.pid)
         self.last_ns = seen.last_ns
         self.looks = own_looks
-        self.rows = np.zeros((len(own_looks.ends_ns), len(owners)))
+        self.rows = np.zeros((len(own_looks.ends_ns) + 1, len(owners)))
+        """What it held at each look, (looks, owners), and in the end nothing, for a look that is `NONE`."""
         for owner, samples in seen.owners.items():
-            self.rows[:, owners.index(owner)] = values_at(samples, own_looks.ends_ns)
+            self.rows[:-1, owners.index(owner)] = _at_looks(samples, own_looks.ends_ns)
 
     def has_said(self, times_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return when the process was there and had measured itself; one with rows and no look never did."""
@@ -172,6 +182,24 @@ class _Process:
         known = readings.cpu_ns.says(self.pid) | self.has_said(readings.ends_ns)
         of_gpu = np.where(readings.held_bytes.says_any(), readings.held_bytes.says(self.pid), known)
         return np.where(readings.is_of_gpu, of_gpu, readings.totals.says(self.pid))
+
+
+_NEVER_NS = np.iinfo(np.int64).max
+"""Later than any time."""
+
+
+def _at_looks(samples: Samples, ends_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return what an owner held when each look ended; 0 before its first sample.
+
+    Nearly always it is sampled at each look, from its first one on: its samples and the looks go side by side. That is
+    looked at first, because to search takes several times as long.
+    """
+    times_ns = np.array(samples.times_ns, np.int64)
+    behind = np.maximum(np.arange(len(ends_ns)) + 1 + len(times_ns) - len(ends_ns), 0)
+    around_ns = np.concatenate([[-_NEVER_NS], times_ns, [_NEVER_NS]])
+    is_other = (around_ns[behind] > ends_ns) | (around_ns[behind + 1] <= ends_ns)
+    behind[is_other] = np.searchsorted(times_ns, ends_ns[is_other], side="right")
+    return np.concatenate([[0.0], np.array(samples.values, np.float64)])[behind]
 
 
 def ledger_of_looks(processes: list[Seen]) -> Ledger | None:
@@ -192,8 +220,7 @@ def ledger_of_looks(processes: list[Seen]) -> Ledger | None:
     for owner, size_bytes in of_totals.items():
         rows[:, named.index(owner)] = size_bytes
     _add_samples(rows, named, readings.looks, known, there, taken)
-    counted = [index for index, owner in enumerate(named) if owner != FREE]
-    unaccounted = readings.looks.totals.sums() - rows[:, counted].sum(axis=1)
+    unaccounted = readings.looks.totals.sums() - _without_free(rows, named)
     ledger = Ledger([*named, UNACCOUNTED], readings.looks.ends_ns, np.column_stack([rows, unaccounted]))
     ledger.apart_ns = taken.apart_ns
     ledger.cost_ns = (readings.looks.ends_ns - readings.looks.starts_ns).astype(np.float64)
@@ -208,10 +235,11 @@ def ledger_of_looks(processes: list[Seen]) -> Ledger | None:
 def _readings(looks_of: Sequence[tuple[Seen, Looks]]) -> Readings:
     """Return the looks of all processes that have read a total, in order."""
     pids = list(dict.fromkeys(str(seen.process.pid) for seen, _ in looks_of))
-    read = [(str(seen.process.pid), own.part(np.flatnonzero(own.totals.says_any()))) for seen, own in looks_of]
-    found = together([own for _, own in read])
-    writers = np.repeat([pids.index(pid) for pid, _ in read], [len(own.ends_ns) for _, own in read])
-    order = np.argsort(found.ends_ns, kind="stable")
+    found = together([own for _, own in looks_of])
+    places = [pids.index(str(seen.process.pid)) for seen, _ in looks_of]
+    writers = np.repeat(places, [len(own.ends_ns) for _, own in looks_of])
+    read = np.flatnonzero(found.totals.says_any())
+    order = read[np.argsort(found.ends_ns[read], kind="stable")]
     return Readings(found.part(order), writers[order], pids)
 
 
@@ -260,8 +288,7 @@ def _add_samples(
         ):
             if (alone := is_silent & is_one).any():
                 rows[alone, owners.index(owner)] += of_all.of(pid)[alone]
-        has_said = samples != NONE
-        rows[has_said] += process.rows[samples[has_said]]
+        rows += process.rows[samples]
     if not is_of_gpu.all():  # what one holds of a GPU that is not traced has no owner
         of_others = readings.totals.without(frozenset(known)).sums()
         rows[:, owners.index(INTERPRETER)] += np.where(is_of_gpu, 0.0, of_others)
