@@ -48,16 +48,19 @@ class ByName(NamedTuple):
         """Return the numbers of a name, (many,); NaN where a look says none."""
         found = np.full(self.many, np.nan)
         if name in self.names:
-            is_one = self.places == self.names.index(name)
-            found[self.looks[is_one]] = self.values[is_one]
+            own = self._rows(name)
+            found[self.looks[own]] = self.values[own]
         return found
 
     def says(self, name: str) -> NDArray[np.bool_]:
         """Return which looks say something of a name, (many,)."""
         found = np.zeros(self.many, np.bool_)
         if name in self.names:
-            found[self.looks[self.places == self.names.index(name)]] = True
+            found[self.looks[self._rows(name)]] = True
         return found
+
+    def _rows(self, name: str) -> Places:
+        return np.flatnonzero(self.places == self.names.index(name))  # quicker than a mask, of which two are made
 
     def says_any(self) -> NDArray[np.bool_]:
         """Return which looks say something at all, (many,)."""
@@ -137,23 +140,23 @@ def columns(looked: Looked) -> Looks:
     order = is_over[np.argsort(ends_ns[is_over], kind="stable")]
     place_of = np.full(len(many), -1, np.intp)
     place_of[order] = np.arange(len(order))
-    look, of = np.repeat(place_of, many), np.array(looked.of)
-    chosen = np.lexsort((look, of))
-    chosen = chosen[look[chosen] >= 0]
+    look_of, of, names, values = (
+        np.repeat(place_of, many),
+        *(np.array(kept) for kept in (looked.of, looked.names, looked.values)),
+    )
     texts, turn_texts = [*looked.texts], np.array([*looked.turn_texts, None], np.object_)  # the last one is no text
-    look, of, names, values = (column[chosen] for column in (look, of, np.array(looked.names), np.array(looked.values)))
-    edges = np.searchsorted(of, np.arange(len(NUMBER_PLACES) + 1))
 
-    def rows(key: str) -> slice:
-        return slice(*edges[NUMBER_PLACES[key] : NUMBER_PLACES[key] + 2].tolist())
+    def rows(key: str) -> Places:
+        own = np.flatnonzero((of == NUMBER_PLACES[key]) & (look_of >= 0))
+        return own[np.argsort(look_of[own], kind="stable")]
 
     def named(key: str) -> ByName:
         own = rows(key)
-        return ByName(len(order), texts, look[own], names[own].astype(np.intp), values[own])
+        return ByName(len(order), texts, look_of[own], names[own].astype(np.intp), values[own])
 
     def number(key: str) -> Values:
         found, own = np.full(len(order), np.nan), rows(key)
-        found[look[own]] = values[own]
+        found[look_of[own]] = values[own]
         return found
 
     totals = named("totals")

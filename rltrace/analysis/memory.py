@@ -223,7 +223,7 @@ class _Device:
         self.processes = seen.on(lane)
         self.used = ledger.used
         self.used_bytes: NDArray[np.int64] = self.used.astype(np.int64)
-        self.owned_bytes: NDArray[np.int64] = ledger.bytes.astype(np.int64)
+        self.owned_bytes: NDArray[np.int64] = ledger.bytes.astype(np.int64, order="C")
         self.spans = phase_spans(self.processes, seen.end_ns)
         self.told_apart = self.spans.told_apart(CONSISTENT_NS)
         self.phase_times = PhaseTimes(self.told_apart)
@@ -410,9 +410,11 @@ class _Device:
 
     def owner_peaks(self) -> dict[str, OwnerPeak]:
         """Return each owner's peak, over all its samples."""
+        found = most_held(self.processes)
+        phases = self.phases_at(np.array([most.at_ns for most in found.values()], np.int64))
         return {
-            owner: OwnerPeak(most.bytes, (most.at_ns - self.seen.start_ns) / 1e9, self.phase_at(most.at_ns))
-            for owner, most in most_held(self.processes).items()
+            owner: OwnerPeak(most.bytes, (most.at_ns - self.seen.start_ns) / 1e9, phase)
+            for (owner, most), phase in zip(found.items(), phases, strict=True)
         }
 
     def residual(self, edges: _Edges) -> Residual:
