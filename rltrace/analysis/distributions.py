@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -38,24 +38,19 @@ class Parts(NamedTuple):
     begins: Places
     """Where the values of each of these begin, (P,), and where they end."""
     ends: Places
+    alike: list[tuple[Places, Places]]
+    """Those of these that have as many values, and where they are, (groups, values): the steps of a run are alike, so
+    that what is done with all groups of one size at once is done a few times."""
 
     @property
     def counts(self) -> Places:
         """How many values each of these groups has, (P,)."""
         return self.ends - self.begins
 
-    def alike(self) -> Iterator[tuple[Places, Places]]:
-        """Yield groups that have as many values, and where these are, (groups, values): the steps of a run are alike,
-        so that what is done with all groups of one size at once is done a few times."""
-        counts = self.counts
-        for count in np.unique(counts).tolist():
-            own = np.flatnonzero(counts == count)
-            yield own, self.begins[own][:, None] + np.arange(count)
-
     def means(self) -> NDArray[np.float64]:
         """Return the mean of each of these groups, (P,)."""
         found = np.empty(len(self.groups))
-        for own, places in self.alike():
+        for own, places in self.alike:
             found[own] = np.add.reduce(self.values.take(places), axis=1) / places.shape[1]
         return found
 
@@ -84,7 +79,7 @@ def parts(values: NDArray[Any], group: Places, many: int) -> Parts:
         many: How many groups there are.
     """
     found = _parts(np.array(values), group, many)
-    for _, places in found.alike():
+    for _, places in found.alike:
         found.values[places] = np.sort(found.values.take(places), axis=1)
     return found
 
@@ -92,7 +87,7 @@ def parts(values: NDArray[Any], group: Places, many: int) -> Parts:
 def ascending(values: NDArray[Any], group: Places, many: int) -> Places:
     """Return the rows group by group, the least value of each group first. Arguments as of `parts`."""
     found = np.empty(len(values), np.intp)
-    for _, places in _parts(values, group, many).alike():
+    for _, places in _parts(values, group, many).alike:
         found[places] = np.take_along_axis(places, np.argsort(values.take(places), axis=1), axis=1)
     return found
 
@@ -101,7 +96,12 @@ def _parts(values: NDArray[Any], group: Places, many: int) -> Parts:
     """Return the same in the given order."""
     edges = np.searchsorted(group, np.arange(many + 1))
     there = np.flatnonzero(edges[1:] > edges[:-1])
-    return Parts(values, there, edges[there], edges[there + 1])
+    counts = np.diff(edges)[there]
+    alike = []
+    for count in np.unique(counts).tolist():
+        own = np.flatnonzero(counts == count)
+        alike.append((own, edges[there[own]][:, None] + np.arange(count)))
+    return Parts(values, there, edges[there], edges[there + 1], alike)
 
 
 def distributions(values: NDArray[np.float64], group: Places, many: int) -> list[Distribution | None]:

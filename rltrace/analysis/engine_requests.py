@@ -11,7 +11,7 @@ from rltrace.analysis.distributions import parts
 from rltrace.analysis.intervals import Intervals, holding
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Observations
-from rltrace.analysis.span_tables import passed
+from rltrace.analysis.requests import joined
 from rltrace.events import REQUEST
 
 
@@ -35,13 +35,14 @@ def engine_requests(seen: Observations, steps: Intervals) -> EngineRequests:
     """Return the requests of all engines that began in some steps, which are in the order of their times."""
     serving = [process for process in seen.processes if REQUEST in process.passed]
     engines = sorted({process.lane for process in serving}, key=order)
-    table = passed(seen, REQUEST)
+    way = joined(seen)
+    table = way.engines
     places = np.array([engines.index(process.lane) for process in serving], np.intp)
     engine = np.repeat(places, [len(process.passed[REQUEST]) for process in serving])
     step = holding(steps, table.starts)
     chosen = np.flatnonzero((step >= 0) & (table.ends >= table.starts))
     chosen = chosen[np.argsort(step[chosen], kind="stable")]
-    columns = (engine, step, table.starts, table.ends, table.column("queued_ns"), table.column("tokens"))
+    columns = (engine, step, table.starts, table.ends, way.queued_ns, table.column("tokens"))
     return EngineRequests(engines, *(column.take(chosen) for column in columns))
 
 

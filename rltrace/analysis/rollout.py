@@ -344,7 +344,7 @@ class _Found:
             return counts
 
         more, missing = self._of_trajectories(over, of_over, many)
-        found = _of_requests(requests.part(~is_open), group[~is_open], many)
+        found = _of_requests(requests.part(np.flatnonzero(~is_open)), group[~is_open], many)
         of_tails = self._tails_of(groups)
         columns = {
             "seconds": self._seconds(groups),
@@ -612,7 +612,7 @@ def _of_each(of: Trajectories, requests: Asked) -> tuple[NDArray[np.int64], NDAr
     tool_ns = np.zeros(len(of), np.int64)
     counts = (calls.trajectory >= 0) & (calls.ends != OPEN)
     np.add.at(tool_ns, calls.trajectory[counts], (calls.ends - calls.starts)[counts])
-    own = requests.part(requests.trajectory >= 0)
+    own = requests.part(np.flatnonzero(requests.trajectory >= 0))
     tokens = np.zeros(len(of), np.int64)
     np.add.at(tokens, own.trajectory, np.maximum(own.tokens, 0))
     silent = np.ones(len(of), np.bool_)
