@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rltrace.analysis.computing import computing
 from rltrace.analysis.intervals import EMPTY, Intervals, added_up, covered_in, covered_ns, cut, outside, union
 from rltrace.analysis.lanes import Lane, order
-from rltrace.analysis.lifetimes import presence
+from rltrace.analysis.lifetimes import Presence, presence
 from rltrace.analysis.observations import Observations, once
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import DRIVER_PHASES, STARTUP_PHASES, STEP_PHASES, WAIT_DRIVER
@@ -177,29 +177,12 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
         phases = {name: whole[name] for name in happened}
         driver = EMPTY if lane.is_driver else of_driver
         of_lane = {name for name in happened if (lane, name) in inferred}
-        there, steady = presence(seen, lane, own, [*whole.values()]), frozenset(own.steady)
+        there = presence(seen, lane, own, [*whole.values()])
         parts = partitions(phases, driver, there.windows, computed.get(lane, EMPTY), there.starting)
-        shares = _shares(parts, there.windows, of_lane)
-        seconds = ((there.windows[:, 1] - there.windows[:, 0]) / 1e9).tolist()
-        overlap_ns, is_cut_off = parts.overlap_ns.tolist(), there.is_cut_off.tolist()
+        rows = _of_windows(lane, own, there, parts, phases, clock_aligned=lane not in astray, inferred=of_lane)
         for place in np.flatnonzero(own.recorded & there.is_there).tolist():
-            if seen.recording.steps_are_chosen and own.numbers[place] is None:
-                continue
-            row = RankStep(
-                step=own.numbers[place],
-                lane=lane.name,
-                rank=lane.rank,
-                host=lane.host,
-                device=lane.device,
-                seconds=seconds[place],
-                clock_aligned=lane not in astray,
-                finished=own.finished[place],
-                steady=place in steady and not is_cut_off[place],
-                phases=shares[place],
-                overlap_seconds=overlap_ns[place] / 1e9,
-                overlaps=_overlaps(phases, parts, there.windows, place) if overlap_ns[place] else [],
-            )
-            found.append((place, row))
+            if not seen.recording.steps_are_chosen or own.numbers[place] is not None:
+                found.append((place, rows[place]))
     return [rank_step for _, rank_step in sorted(found, key=lambda item: item[0])]
 
 
@@ -222,6 +205,39 @@ def driver_phases(seen: Observations) -> dict[str, Intervals]:
         for name in process.phases.keys() & DRIVER_PHASES:
             found.setdefault(name, []).append(process.phases[name].rows(seen.end_ns))
     return {name: union(*rows) for name, rows in sorted(found.items())}
+
+
+def _of_windows(
+    lane: Lane,
+    windows: StepWindows,
+    there: Presence,
+    parts: Partitions,
+    phases: dict[str, Intervals],
+    *,
+    clock_aligned: bool,
+    inferred: Set[str],
+) -> list[RankStep]:
+    """Return what a lane did in each window."""
+    shares, steady = _shares(parts, there.windows, inferred), frozenset(windows.steady)
+    lengths_ns, overlap_ns = there.windows[:, 1] - there.windows[:, 0], parts.overlap_ns.tolist()
+    seconds, is_cut_off = (lengths_ns / 1e9).tolist(), there.is_cut_off.tolist()
+    return [
+        RankStep(
+            step=number,
+            lane=lane.name,
+            rank=lane.rank,
+            host=lane.host,
+            device=lane.device,
+            seconds=seconds[place],
+            clock_aligned=clock_aligned,
+            finished=windows.finished[place],
+            steady=place in steady and not is_cut_off[place],
+            phases=shares[place],
+            overlap_seconds=overlap_ns[place] / 1e9,
+            overlaps=_overlaps(phases, parts, there.windows, place) if overlap_ns[place] else [],
+        )
+        for place, number in enumerate(windows.numbers)
+    ]
 
 
 def _shares(parts: Partitions, windows: Intervals, inferred: Set[str]) -> list[dict[str, Share]]:
