@@ -152,7 +152,8 @@ class DeviceCounters:
         for kept in processes:
             for ts_ns, value in _pairs(kept.used):
                 yield ts_ns, value, kept.process.name
-        for ts_ns, value in sampled_points(self._sampled, str(lane.device)):
+        points = sampled_points(self._sampled, str(lane.device))
+        for ts_ns, value in zip(points.times_ns.tolist(), points.bytes.tolist(), strict=True):
             yield ts_ns, value, SAMPLER
 
 

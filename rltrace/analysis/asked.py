@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rltrace.analysis.observations import Observations, once
 from rltrace.analysis.requests import Joined, joined
@@ -30,9 +29,12 @@ class Asked(NamedTuple):
     prompts: Numbers
     """What the samples of one prompt have in common; 0 if nothing says so."""
 
-    def part(self, chosen: NDArray[np.bool_] | Places) -> Asked:
-        """Return some of them."""
-        return Asked(*(column[chosen] for column in self))
+    def part(self, chosen: Places) -> Asked:
+        """Return some of them; those that follow one another, as the requests of a step do, are not copied."""
+        if len(chosen) and (np.diff(chosen) == 1).all():
+            rows = slice(int(chosen[0]), int(chosen[-1]) + 1)
+            return Asked(*(column[rows] for column in self))
+        return Asked(*(column.take(chosen) for column in self))
 
 
 def _asked(seen: Observations) -> Asked:
@@ -53,6 +55,8 @@ asked = once(_asked)
 
 def _part(way: Joined, agent: Places, server: Places, engine: Places, trajectory: Places) -> Asked:
     """Return the requests that these spans are of, the outermost first."""
+    if not len(agent):
+        return Asked(*(np.empty(0, np.int64) for _ in Asked._fields))
     tables = ((way.agents, agent), (way.servers, server), (way.engines, engine))
 
     def said(column: str, *, innermost: bool) -> Numbers:

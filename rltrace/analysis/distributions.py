@@ -38,15 +38,21 @@ class Parts(NamedTuple):
     begins: Places
     """Where the values of each of these begin, (P,), and where they end."""
     ends: Places
+    alike: list[tuple[Places, Places]]
+    """Those of these that have as many values, and where they are, (groups, values): the steps of a run are alike, so
+    that what is done with all groups of one size at once is done a few times."""
 
     @property
     def counts(self) -> Places:
         """How many values each of these groups has, (P,)."""
         return self.ends - self.begins
 
-    def each(self) -> list[NDArray[Any]]:
-        """Return the values of each of these groups."""
-        return [self.values[begin:end] for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True)]
+    def means(self) -> NDArray[np.float64]:
+        """Return the mean of each of these groups, (P,)."""
+        found = np.empty(len(self.groups))
+        for own, places in self.alike:
+            found[own] = np.add.reduce(self.values.take(places), axis=1) / places.shape[1]
+        return found
 
     def percentile(self, share: float) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float64]]:
         """Return the values around a percentile of each of these groups, and how far from the first to the other one
@@ -72,12 +78,30 @@ def parts(values: NDArray[Any], group: Places, many: int) -> Parts:
         group: The group of each, those of the first group first, (N,).
         many: How many groups there are.
     """
+    found = _parts(np.array(values), group, many)
+    for _, places in found.alike:
+        found.values[places] = np.sort(found.values.take(places), axis=1)
+    return found
+
+
+def ascending(values: NDArray[Any], group: Places, many: int) -> Places:
+    """Return the rows group by group, the least value of each group first. Arguments as of `parts`."""
+    found = np.empty(len(values), np.intp)
+    for _, places in _parts(values, group, many).alike:
+        found[places] = np.take_along_axis(places, np.argsort(values.take(places), axis=1), axis=1)
+    return found
+
+
+def _parts(values: NDArray[Any], group: Places, many: int) -> Parts:
+    """Return the same in the given order."""
     edges = np.searchsorted(group, np.arange(many + 1))
     there = np.flatnonzero(edges[1:] > edges[:-1])
-    found = Parts(np.array(values), there, edges[there], edges[there + 1])
-    for part in found.each():
-        part.sort()
-    return found
+    counts = np.diff(edges)[there]
+    alike = []
+    for count in np.unique(counts).tolist():
+        own = np.flatnonzero(counts == count)
+        alike.append((own, edges[there[own]][:, None] + np.arange(count)))
+    return Parts(values, there, edges[there], edges[there + 1], alike)
 
 
 def distributions(values: NDArray[np.float64], group: Places, many: int) -> list[Distribution | None]:
@@ -87,7 +111,7 @@ def distributions(values: NDArray[np.float64], group: Places, many: int) -> list
     percentiles = ((low + (high - low) * away).tolist() for low, high, away in around)
     columns = (
         ordered.counts.tolist(),
-        map(mean, ordered.each()),
+        ordered.means().tolist(),
         *percentiles,
         ordered.values[ordered.ends - 1].tolist(),
     )
@@ -97,9 +121,11 @@ def distributions(values: NDArray[np.float64], group: Places, many: int) -> list
     return found
 
 
-def mean(values: NDArray[np.float64]) -> float:
-    """Return the mean of some values; `np.mean` takes five times as long for a few."""
-    return float(np.add.reduce(values)) / len(values)
+def means(values: NDArray[np.float64], group: Places, many: int) -> NDArray[np.float64]:
+    """Return the mean of the values of each group, (many,); NaN for one without any. Arguments as of `parts`."""
+    given, found = _parts(values, group, many), np.full(many, np.nan)
+    found[given.groups] = given.means()
+    return found
 
 
 def sums(values: Numbers, group: Places, many: int) -> Numbers:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.distributions import parts
 from rltrace.analysis.intervals import Intervals, holding
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Observations
-from rltrace.analysis.seen.spans import Passed
+from rltrace.analysis.requests import joined
 from rltrace.events import REQUEST
 
 
@@ -30,29 +30,20 @@ class EngineRequests(NamedTuple):
     tokens: NDArray[np.int64]
     """How many tokens the engine made; -1 if nobody said so."""
 
-    def by_step(self, steps: int) -> Iterator[EngineRequests]:
-        """Yield those that began in each step, in order; none for a step without any."""
-        edges = np.searchsorted(self.step, np.arange(steps + 1))
-        for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            yield EngineRequests(self.engines, *(column[begin:end] for column in self[1:]))
-
 
 def engine_requests(seen: Observations, steps: Intervals) -> EngineRequests:
     """Return the requests of all engines that began in some steps, which are in the order of their times."""
     serving = [process for process in seen.processes if REQUEST in process.passed]
     engines = sorted({process.lane for process in serving}, key=order)
-    columns = [_columns(process.passed[REQUEST], engines.index(process.lane)) for process in serving]
-    rows = np.concatenate([np.empty((0, 5), np.int64), *columns])
-    step = holding(steps, rows[:, 1])
-    chosen = np.flatnonzero((step >= 0) & (rows[:, 2] >= rows[:, 1]))
+    way = joined(seen)
+    table = way.engines
+    places = np.array([engines.index(process.lane) for process in serving], np.intp)
+    engine = np.repeat(places, [len(process.passed[REQUEST]) for process in serving])
+    step = holding(steps, table.starts)
+    chosen = np.flatnonzero((step >= 0) & (table.ends >= table.starts))
     chosen = chosen[np.argsort(step[chosen], kind="stable")]
-    engine, starts, ends, queued_ns, tokens = rows[chosen].T
-    return EngineRequests(engines, engine, step[chosen], starts, ends, queued_ns, tokens)
-
-
-def _columns(kept: Passed, engine: int) -> NDArray[np.int64]:
-    columns = [np.array(column, np.int64) for column in (kept.starts, kept.ends, kept.queued_ns, kept.tokens)]
-    return np.column_stack([np.full(len(kept.starts), engine), *columns])
+    columns = (engine, step, table.starts, table.ends, way.queued_ns, table.column("tokens"))
+    return EngineRequests(engines, *(column.take(chosen) for column in columns))
 
 
 class Balance(NamedTuple):
@@ -90,40 +81,59 @@ LEAST_REQUESTS = 20
 """So many requests it takes to have one in the last 5 %."""
 
 
-class Tail(NamedTuple):
-    """The end of a step's rollout, from which on only the slowest 5 % of its requests run."""
+class Tails(NamedTuple):
+    """The end of each step's rollout, from which on only the slowest 5 % of its requests run, (steps,)."""
 
-    seconds: float
-    rollout_seconds: float
-    """From the first request of all engines to the end of the last one."""
-    requests: int
+    requests: NDArray[np.intp]
     """Of how many requests these are the slowest."""
-    engine: Lane
-    """The engine of the last request."""
-    tokens: int
+    seconds: NDArray[np.float64]
+    rollout_seconds: NDArray[np.float64]
+    """From the first request of all engines to the end of the last one."""
+    engine: NDArray[np.intp]
+    """The place of the last request's engine."""
+    tokens: NDArray[np.int64]
     """The last request's tokens; -1 if nobody said how many."""
 
+    @property
+    def are_known(self) -> NDArray[np.bool_]:
+        """Whether each step has enough requests to have a slowest 5 %; else nothing else of it counts."""
+        return np.asarray(self.requests >= LEAST_REQUESTS)
 
-def tail_of(requests: EngineRequests, *, of_all_engines: bool = False) -> Tail | None:
-    """Return when only the slowest 5 % of a step's requests run.
+
+def tails(requests: EngineRequests, steps: int, *, of_all_engines: bool = False) -> Tails:
+    """Return when only the slowest 5 % of each step's requests run.
 
     Args:
-        requests: Those of one step; there is at least one.
+        requests: Those of all steps.
+        steps: How many steps there are.
         of_all_engines: Compare those of all engines; else those of the engine that ends last, so that an engine that is
             behind the others is no tail.
-
-    Returns:
-        None if that are too few to have a slowest 5 %.
     """
-    last = int(requests.ends.argmax())
-    ends = requests.ends if of_all_engines else requests.ends[requests.engine == requests.engine[last]]
-    if len(ends) < LEAST_REQUESTS:
-        return None
-    end_ns = int(ends.max())
-    return Tail(
-        (end_ns - int(np.sort(ends)[int((len(ends) - 1) * (1 - TAIL))])) / 1e9,
-        (end_ns - int(requests.starts.min())) / 1e9,
-        len(ends),
-        requests.engines[requests.engine[last]],
-        int(requests.tokens[last]),
+    found = Tails(
+        requests=np.zeros(steps, np.intp),
+        seconds=np.zeros(steps),
+        rollout_seconds=np.zeros(steps),
+        engine=np.zeros(steps, np.intp),
+        tokens=np.zeros(steps, np.int64),
     )
+    if not len(requests.step):
+        return found
+    having, begins = np.unique(requests.step, return_index=True)
+    last = _last_ended(requests, begins)
+    found.engine[having], found.tokens[having] = requests.engine[last], requests.tokens[last]
+    is_compared = of_all_engines | (requests.engine == found.engine[requests.step])
+    ordered = parts(requests.ends[is_compared], requests.step[is_compared], steps)
+    end_ns = ordered.values[ordered.ends - 1]
+    slow_ns = ordered.values[ordered.begins + ((ordered.counts - 1) * (1 - TAIL)).astype(np.intp)]
+    found.requests[having] = ordered.counts
+    found.seconds[having] = (end_ns - slow_ns) / 1e9
+    found.rollout_seconds[having] = (end_ns - np.minimum.reduceat(requests.starts, begins)) / 1e9
+    return found
+
+
+def _last_ended(requests: EngineRequests, begins: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the request of each step that ended last, by where the steps' requests begin; of several the first."""
+    latest_ns = np.maximum.reduceat(requests.ends, begins)
+    many = np.diff(begins, append=len(requests.ends))
+    are_last = np.flatnonzero(requests.ends == np.repeat(latest_ns, many))
+    return are_last[np.searchsorted(are_last, begins)]

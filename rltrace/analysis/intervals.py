@@ -23,6 +23,8 @@ def union(*sets: Intervals) -> Intervals:
         Disjoint, in order, none empty; touching ones are joined.
     """
     rows = sets[0] if len(sets) == 1 else np.concatenate(sets) if sets else EMPTY
+    if (rows[1:, 0] < rows[:-1, 0]).any():
+        rows = rows.take(np.argsort(rows[:, 0], kind="stable"), axis=0)  # `rows[order]` takes ten times as long
     library = native.library()
     if library is not None:
         return by_library.union(library, rows)
@@ -31,8 +33,6 @@ def union(*sets: Intervals) -> Intervals:
         rows = rows[~is_empty]
     if len(rows) < 2:  # most phases happen once a step
         return np.array(rows)
-    if (rows[1:, 0] < rows[:-1, 0]).any():
-        rows = rows[np.argsort(rows[:, 0], kind="stable")]
     reach_ns = np.maximum.accumulate(rows[:, 1])
     is_first = np.append(True, rows[1:, 0] > reach_ns[:-1])
     is_last = np.append(is_first[1:], True)
@@ -151,9 +151,11 @@ def outside(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.
         The gaps, shape (G, 2), in order and none empty; and for each the index of its window.
     """
     pieces, _, _ = cut(rows, windows)
-    starts = np.sort(np.concatenate([windows[:, 0], pieces[:, 1]]))
-    ends = np.sort(np.concatenate([windows[:, 1], pieces[:, 0]]))
-    gaps = paired(starts, ends)[ends > starts]
+    # Both are in order already, which a stable sort makes use of.
+    starts = np.sort(np.concatenate([windows[:, 0], pieces[:, 1]]), kind="stable")
+    ends = np.sort(np.concatenate([windows[:, 1], pieces[:, 0]]), kind="stable")
+    is_gap = ends > starts
+    gaps = paired(starts[is_gap], ends[is_gap])
     return gaps, np.searchsorted(windows[:, 0], gaps[:, 0], side="right") - 1
 
 

@@ -36,6 +36,10 @@ ALLOWED_GPU_BYTES = 256 << 20
 is more."""
 
 
+_BEFORE_NS = np.iinfo(np.int64).min
+"""Earlier than any time."""
+
+
 class Ledger:
     """Moments of one device: shape (M,) moments, (M, O) by owner."""
 
@@ -63,8 +67,7 @@ class Ledger:
     @property
     def used(self) -> NDArray[np.float64]:
         """The bytes of all owners without `free`; the total, if it is known."""
-        counted = [index for index, owner in enumerate(self.owners) if owner != FREE]
-        return np.asarray(self.bytes[:, counted].sum(axis=1))
+        return _without_free(self.bytes.T, self.owners)
 
     def row(self, owner: str) -> NDArray[np.float64]:
         """One owner's bytes; zeros for one that is not here."""
@@ -73,6 +76,14 @@ class Ledger:
     def at(self, index: int) -> dict[str, int]:
         """Bytes by owner at a moment."""
         return dict(zip(self.owners, self.bytes[index].astype(np.int64).tolist(), strict=True))
+
+
+def _without_free(size_bytes: NDArray[np.float64], owners: Sequence[str]) -> NDArray[np.float64]:
+    """Return the bytes of all owners but `free` at each moment, of (owners, moments)."""
+    return sum(
+        (row for row, owner in zip(size_bytes, owners, strict=True) if owner != FREE),
+        start=np.zeros(size_bytes.shape[1]),
+    )
 
 
 @once
@@ -98,11 +109,11 @@ def counter_ledger(processes: list[Seen]) -> Ledger:
         (owner, _until_the_end(samples, process)) for process in processes for owner, samples in process.owners.items()
     ]
     owners = sorted({owner for owner, _ in series}, key=OWNERS.index)
-    times_ns = np.unique(np.concatenate([np.array(samples.times_ns, np.int64) for _, samples in series]))
-    size_bytes = np.zeros((len(times_ns), len(owners)))
-    for owner, samples in series:
-        size_bytes[:, owners.index(owner)] += values_at(samples, times_ns)
-    return Ledger(owners, times_ns, size_bytes)
+    times_ns = np.unique(np.concatenate([held.times_ns for _, held in series]))
+    size_bytes = np.zeros((len(owners), len(times_ns)))
+    for owner, held in series:
+        size_bytes[owners.index(owner)] += held.at(times_ns)
+    return Ledger(owners, times_ns, size_bytes.T)
 
 
 class MostHeld(NamedTuple):
@@ -114,35 +125,50 @@ class MostHeld(NamedTuple):
 
 def most_held(processes: list[Seen]) -> dict[str, MostHeld]:
     """Return the most that each owner held by the counters, at the first moment when it did."""
-    series: dict[str, list[Samples]] = {}
+    held: dict[str, list[_Held]] = {}
     for process in processes:
         for owner, samples in process.owners.items():
-            series.setdefault(owner, []).append(_until_the_end(samples, process))
-    firsts = [samples.times_ns[0] for of_owner in series.values() for samples in of_owner if samples.times_ns]
-    return {owner: _most_held(series[owner], min(firsts)) for owner in sorted(series, key=OWNERS.index)}
+            held.setdefault(owner, []).append(_until_the_end(samples, process))
+    firsts = [one.times_ns[0] for of_owner in held.values() for one in of_owner if len(one.times_ns)]
+    return {owner: _most_held(held[owner], min(firsts)) for owner in sorted(held, key=OWNERS.index)}
 
 
-def _most_held(series: list[Samples], first_ns: int) -> MostHeld:
-    """Return the most of one owner; before it said anything it held nothing."""
-    times_ns = np.concatenate([np.array([first_ns]), *(np.array(one.times_ns, np.int64) for one in series)])
-    if len(series) > 1:
-        times_ns.sort()
-    size_bytes = np.zeros(len(times_ns))
-    for samples in series:
-        size_bytes += values_at(samples, times_ns)
+class _Held(NamedTuple):
+    """What an owner held since each of some times."""
+
+    times_ns: NDArray[np.int64]
+    bytes: NDArray[np.float64]
+
+    def at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return what it held at some times; 0 before the first."""
+        return np.append(0.0, self.bytes)[np.searchsorted(self.times_ns, times_ns, side="right")]
+
+
+def _most_held(parts: list[_Held], first_ns: int) -> MostHeld:
+    """Return the most of one owner, by its parts in each process; before it said anything it held nothing."""
+    held = parts[0] if len(parts) == 1 else _added_up(parts)
+    is_last = np.append(held.times_ns[1:] != held.times_ns[:-1], True)[: len(held.times_ns)]  # of those at one time
+    times_ns, size_bytes = held.times_ns[is_last], held.bytes[is_last]
+    if not len(times_ns) or first_ns < times_ns[0]:
+        times_ns, size_bytes = np.append(first_ns, times_ns), np.append(0.0, size_bytes)
     most = int(np.argmax(size_bytes))
     return MostHeld(int(times_ns[most]), int(size_bytes[most]))
 
 
-def _until_the_end(samples: Samples, process: Seen) -> Samples:
-    """Remove the bytes of a process when it ends."""
+def _added_up(parts: list[_Held]) -> _Held:
+    """Return what an owner held in all processes; bytes are whole numbers, so that their changes add up exactly."""
+    times_ns = np.concatenate([part.times_ns for part in parts])
+    changes = np.concatenate([np.diff(part.bytes, prepend=0.0) for part in parts])
+    order = np.argsort(times_ns, kind="stable")
+    return _Held(times_ns[order], np.cumsum(changes[order]))
+
+
+def _until_the_end(samples: Samples, process: Seen) -> _Held:
+    """Return what an owner held in a process, until that ended."""
+    held = _Held(np.array(samples.times_ns, np.int64), np.array(samples.values, np.float64))
     if process.process.is_alive:
-        return samples
-    ended = Samples()
-    ended.times_ns = samples.times_ns[:]
-    ended.values = samples.values[:]
-    ended.add(process.last_ns + 1, 0.0)
-    return ended
+        return held
+    return _Held(np.append(held.times_ns, process.last_ns + 1), np.append(held.bytes, 0.0))
 
 
 # ---- by looks ---------------------------------------------------------------------------------------------------
@@ -151,13 +177,14 @@ def _until_the_end(samples: Samples, process: Seen) -> Samples:
 class _Process:
     """What one process said of itself, look by look."""
 
-    def __init__(self, seen: Seen, own_looks: Looks, owners: list[str]) -> None:
+    def __init__(self, seen: Seen, own_looks: Looks) -> None:
         self.pid = str(seen.process.pid)
         self.last_ns = seen.last_ns
         self.looks = own_looks
-        self.rows = np.zeros((len(own_looks.ends_ns), len(owners)))
-        for owner, samples in seen.owners.items():
-            self.rows[:, owners.index(owner)] = values_at(samples, own_looks.ends_ns)
+        self.held_bytes = {
+            owner: np.append(_at_looks(samples, own_looks.ends_ns), 0.0) for owner, samples in seen.owners.items()
+        }
+        """What each owner held at each look, and in the end nothing, for a look that is `NONE`."""
 
     def has_said(self, times_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return when the process was there and had measured itself; one with rows and no look never did."""
@@ -174,6 +201,20 @@ class _Process:
         return np.where(readings.is_of_gpu, of_gpu, readings.totals.says(self.pid))
 
 
+def _at_looks(samples: Samples, ends_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return what an owner held when each look ended; 0 before its first sample.
+
+    Nearly always an owner is sampled once in each look, from its first one on. Then its samples and the looks go side
+    by side, and nothing needs to be searched.
+    """
+    times_ns, silent = np.array(samples.times_ns, np.int64), len(ends_ns) - len(samples.times_ns)
+    if silent >= 0:
+        before_ns = np.append(_BEFORE_NS, ends_ns)[silent:-1]
+        if ((before_ns < times_ns) & (times_ns <= ends_ns[silent:])).all():
+            return np.concatenate([np.zeros(silent), samples.values])
+    return values_at(samples, ends_ns)
+
+
 def ledger_of_looks(processes: list[Seen]) -> Ledger | None:
     """Return a ledger with a moment for each look of a process of the device; None if nobody read a total."""
     looks_of = [(seen, looks(seen)) for seen in processes]
@@ -183,18 +224,17 @@ def ledger_of_looks(processes: list[Seen]) -> Ledger | None:
     known_looks = {str(seen.process.pid): (seen, own) for seen, own in looks_of if seen.owners}
     of_totals = _rows_of_totals(readings.looks, list(known_looks))
     named = sorted({owner for seen in processes for owner in seen.owners}.union(of_totals), key=OWNERS.index)
-    known = {pid: _Process(seen, own, named) for pid, (seen, own) in known_looks.items()}
+    known = {pid: _Process(seen, own) for pid, (seen, own) in known_looks.items()}
     samples = {pid: process.looks for pid, process in known.items()}
     there = {pid: process.is_there(readings.looks) for pid, process in known.items()}
     is_stamped = all(map(are_stamped, samples.values()))
     taken = (same_moment if is_stamped else unstamped)(samples, readings, there)
-    rows = np.zeros((len(readings.writers), len(named)))
+    rows = np.zeros((len(named), len(readings.writers)))
     for owner, size_bytes in of_totals.items():
-        rows[:, named.index(owner)] = size_bytes
+        rows[named.index(owner)] = size_bytes
     _add_samples(rows, named, readings.looks, known, there, taken)
-    counted = [index for index, owner in enumerate(named) if owner != FREE]
-    unaccounted = readings.looks.totals.sums() - rows[:, counted].sum(axis=1)
-    ledger = Ledger([*named, UNACCOUNTED], readings.looks.ends_ns, np.column_stack([rows, unaccounted]))
+    unaccounted = readings.looks.totals.sums() - _without_free(rows, named)
+    ledger = Ledger([*named, UNACCOUNTED], readings.looks.ends_ns, np.vstack([rows, unaccounted]).T)
     ledger.apart_ns = taken.apart_ns
     ledger.cost_ns = (readings.looks.ends_ns - readings.looks.starts_ns).astype(np.float64)
     ledger.held_bytes = readings.looks.held_bytes
@@ -208,10 +248,11 @@ def ledger_of_looks(processes: list[Seen]) -> Ledger | None:
 def _readings(looks_of: Sequence[tuple[Seen, Looks]]) -> Readings:
     """Return the looks of all processes that have read a total, in order."""
     pids = list(dict.fromkeys(str(seen.process.pid) for seen, _ in looks_of))
-    read = [(str(seen.process.pid), own.part(np.flatnonzero(own.totals.says_any()))) for seen, own in looks_of]
-    found = together([own for _, own in read])
-    writers = np.repeat([pids.index(pid) for pid, _ in read], [len(own.ends_ns) for _, own in read])
-    order = np.argsort(found.ends_ns, kind="stable")
+    found = together([own for _, own in looks_of])
+    places = [pids.index(str(seen.process.pid)) for seen, _ in looks_of]
+    writers = np.repeat(places, [len(own.ends_ns) for _, own in looks_of])
+    read = np.flatnonzero(found.totals.says_any())
+    order = read[np.argsort(found.ends_ns[read], kind="stable")]
     return Readings(found.part(order), writers[order], pids)
 
 
@@ -243,7 +284,7 @@ def _add_samples(
     """Add what processes hold to the rows of each look's device.
 
     Args:
-        rows: By moment and owner.
+        rows: By owner and moment.
         owners: Of the rows.
         readings: Looks with totals, in order.
         known: The processes, by pid.
@@ -259,9 +300,9 @@ def _add_samples(
             (INTERPRETER, ~is_of_gpu, readings.totals),
         ):
             if (alone := is_silent & is_one).any():
-                rows[alone, owners.index(owner)] += of_all.of(pid)[alone]
-        has_said = samples != NONE
-        rows[has_said] += process.rows[samples[has_said]]
+                rows[owners.index(owner), alone] += of_all.of(pid)[alone]
+        for owner, held_bytes in process.held_bytes.items():
+            rows[owners.index(owner)] += held_bytes[samples]
     if not is_of_gpu.all():  # what one holds of a GPU that is not traced has no owner
         of_others = readings.totals.without(frozenset(known)).sums()
-        rows[:, owners.index(INTERPRETER)] += np.where(is_of_gpu, 0.0, of_others)
+        rows[owners.index(INTERPRETER)] += np.where(is_of_gpu, 0.0, of_others)

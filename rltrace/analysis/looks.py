@@ -48,16 +48,19 @@ class ByName(NamedTuple):
         """Return the numbers of a name, (many,); NaN where a look says none."""
         found = np.full(self.many, np.nan)
         if name in self.names:
-            is_one = self.places == self.names.index(name)
-            found[self.looks[is_one]] = self.values[is_one]
+            own = self._rows(name)
+            found[self.looks[own]] = self.values[own]
         return found
 
     def says(self, name: str) -> NDArray[np.bool_]:
         """Return which looks say something of a name, (many,)."""
         found = np.zeros(self.many, np.bool_)
         if name in self.names:
-            found[self.looks[self.places == self.names.index(name)]] = True
+            found[self.looks[self._rows(name)]] = True
         return found
+
+    def _rows(self, name: str) -> Places:
+        return np.flatnonzero(self.places == self.names.index(name))  # quicker than a mask, of which two are made
 
     def says_any(self) -> NDArray[np.bool_]:
         """Return which looks say something at all, (many,)."""
@@ -102,6 +105,10 @@ class Looks(NamedTuple):
     """What turned there; None if a phase did."""
     totals: ByName
     """The totals that were read: of a GPU by its driver, else of each process."""
+    is_of_gpu: NDArray[np.bool_]
+    """Whether the totals are a GPU's driver's."""
+    used_bytes: Values
+    """The bytes in use by a GPU's driver; NaN if nobody asked, or for a host, whose total says little."""
     held_bytes: ByName
     """What the driver says of each process."""
     cpu_ns: ByName
@@ -113,16 +120,6 @@ class Looks(NamedTuple):
     """How old is what the process repeats of itself; 0 of what it does not repeat."""
     unchanged_ns: Values
     """How long nothing of the process's memory had changed."""
-
-    @property
-    def used_bytes(self) -> Values:
-        """The bytes in use by a GPU's driver; NaN if nobody asked, or for a host, whose total says little."""
-        return self.totals.of("used")
-
-    @property
-    def is_of_gpu(self) -> NDArray[np.bool_]:
-        """Whether the totals are a GPU's driver's."""
-        return self.totals.says(DRIVER_RESERVED)
 
     def part(self, chosen: Places) -> Looks:
         """Return some of them, in this order."""
@@ -143,29 +140,33 @@ def columns(looked: Looked) -> Looks:
     order = is_over[np.argsort(ends_ns[is_over], kind="stable")]
     place_of = np.full(len(many), -1, np.intp)
     place_of[order] = np.arange(len(order))
-    look = np.repeat(place_of, many)
-    chosen = np.flatnonzero(look >= 0)
-    chosen = chosen[np.argsort(look[chosen], kind="stable")]
-    texts, turn_texts = [*looked.texts], np.array([*looked.turn_texts, None], np.object_)  # the last one is no text
-    look, of, names, values = (
-        look[chosen],
-        *(np.array(kept)[chosen] for kept in (looked.of, looked.names, looked.values)),
+    look_of, of, names, values = (
+        np.repeat(place_of, many),
+        *(np.array(kept) for kept in (looked.of, looked.names, looked.values)),
     )
+    texts, turn_texts = [*looked.texts], np.array([*looked.turn_texts, None], np.object_)  # the last one is no text
+
+    def rows(key: str) -> Places:
+        own = np.flatnonzero((of == NUMBER_PLACES[key]) & (look_of >= 0))
+        return own[np.argsort(look_of[own], kind="stable")]
 
     def named(key: str) -> ByName:
-        is_one = of == NUMBER_PLACES[key]
-        return ByName(len(order), texts, look[is_one], names[is_one].astype(np.intp), values[is_one])
+        own = rows(key)
+        return ByName(len(order), texts, look_of[own], names[own].astype(np.intp), values[own])
 
     def number(key: str) -> Values:
-        found, is_one = np.full(len(order), np.nan), of == NUMBER_PLACES[key]
-        found[look[is_one]] = values[is_one]
+        found, own = np.full(len(order), np.nan), rows(key)
+        found[look_of[own]] = values[own]
         return found
 
+    totals = named("totals")
     return Looks(
         starts_ns=starts_ns[order],
         ends_ns=ends_ns[order],
         turns=turn_texts[np.array(looked.turns, np.intp)[order]],
-        totals=named("totals"),
+        totals=totals,
+        is_of_gpu=totals.says(DRIVER_RESERVED),
+        used_bytes=totals.of("used"),
         held_bytes=named("held_bytes"),
         cpu_ns=named("cpu_ns"),
         free_bytes=number("free_bytes"),

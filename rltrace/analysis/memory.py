@@ -30,7 +30,7 @@ from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, Places, looks
 from rltrace.analysis.moment_times import MomentTimes
 from rltrace.analysis.moments import Boundaries, Moment, by_owner, where_known
 from rltrace.analysis.observations import Observations
-from rltrace.analysis.phase_times import PhaseSpans, PhaseTimes, phase_spans
+from rltrace.analysis.phase_times import NONE, PhaseSpans, PhaseTimes, phase_spans
 from rltrace.analysis.phases import ORDER
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.steps import StepWindows
@@ -223,10 +223,10 @@ class _Device:
         self.processes = seen.on(lane)
         self.used = ledger.used
         self.used_bytes: NDArray[np.int64] = self.used.astype(np.int64)
-        self.owned_bytes: NDArray[np.int64] = ledger.bytes.astype(np.int64)
+        self.owned_bytes: NDArray[np.int64] = ledger.bytes.astype(np.int64, order="C")
         self.spans = phase_spans(self.processes, seen.end_ns)
         self.told_apart = self.spans.told_apart(CONSISTENT_NS)
-        self.phase_times = PhaseTimes(self.told_apart.rows())
+        self.phase_times = PhaseTimes(self.told_apart)
         self.times = MomentTimes(ledger.times_ns, [looks(process) for process in self.processes])
 
     def figures(self) -> DeviceMemory:
@@ -256,9 +256,9 @@ class _Device:
             others=self.others(),
         )
 
-    def moments(self, moments: Iterable[int], phases: Sequence[str] | None = None) -> list[Moment]:
+    def moments(self, moments: Sequence[int] | Places, phases: Sequence[str] | None = None) -> list[Moment]:
         """Return some moments of the ledger; their phases go by their times unless they are given."""
-        chosen = np.fromiter(moments, np.intp)
+        chosen = np.array(moments, np.intp)
         times_ns = self.ledger.times_ns[chosen]
         named = self.phases_at(times_ns) if phases is None else self.named(phases, times_ns)
         apart_ns = self.ledger.apart_ns[chosen]
@@ -284,10 +284,10 @@ class _Device:
         A sample of a phase boundary lies just outside of its phase. It belongs to the phase that had just ended when
         the sample was begun, else to the one that begins after it.
         """
-        return [
-            by or self.phase_times.begins(at_ns, at_ns + CONSISTENT_NS)
-            for by, at_ns in zip(self.phases_by(times_ns), times_ns.tolist(), strict=True)
-        ]
+        by = self._places_by(times_ns)
+        is_named = np.array([*map(bool, self.spans.names), False])[by]
+        begins = self.phase_times.begins(times_ns, times_ns + CONSISTENT_NS)
+        return self._names(np.where(is_named, by, begins))
 
     def named(self, phases: Iterable[str], times_ns: NDArray[np.int64]) -> list[str | None]:
         """Return some names of phases; for one that is empty the phase of its instant."""
@@ -299,27 +299,29 @@ class _Device:
 
     def phases_by(self, times_ns: NDArray[np.int64]) -> list[str | None]:
         """Return the same for what held by each instant: not a phase that only begins after it."""
-        around, began_ns = map(self.phase_times.around, times_ns.tolist()), self.times.began_ns(times_ns)
-        return [
-            self.phase_times.ended(at_ns, since_ns - CONSISTENT_NS) if around is None else around
-            for around, at_ns, since_ns in zip(around, times_ns.tolist(), began_ns.tolist(), strict=True)
-        ]
+        return self._names(self._places_by(times_ns))
+
+    def _places_by(self, times_ns: NDArray[np.int64]) -> Places:
+        around = self.phase_times.around(times_ns)
+        ended = self.phase_times.ended(times_ns, self.times.began_ns(times_ns) - CONSISTENT_NS)
+        return np.where(around == NONE, ended, around)
+
+    def _names(self, places: Places) -> list[str | None]:
+        return Coded([*self.spans.names, None], places).rows()  # the last one is that of `NONE`
 
     def step_peaks(self) -> list[Moment]:
         """Return the fullest moment of each step."""
         has_number = np.array([number is not None for number in self.windows.numbers], np.bool_)
         starts_ns, ends_ns = self.windows.windows[has_number].T
-        inside = zip(self.times.firsts(starts_ns).tolist(), self.times.behind(ends_ns - 1).tolist(), strict=True)
-        return self.moments(
-            first + int(np.argmax(self.used[first:behind])) for first, behind in inside if first < behind
-        )
+        firsts, behind = self.times.firsts(starts_ns), self.times.behind(ends_ns - 1)
+        has_any = firsts < behind
+        return self.moments(_fullest(self.used, firsts[has_any], behind[has_any]))
 
     def phase_peaks(self) -> list[Moment]:
         """Return the fullest moment of each phase: inside it, or at one of its boundaries."""
         of_phases = self.moments_of_phases(self.told_apart)
-        return self.moments(
-            (int(moments[np.argmax(self.used[moments])]) for moments in of_phases.values()), [*of_phases]
-        )
+        fullest = [int(moments[np.argmax(self.used[moments])]) for moments in of_phases.values()]
+        return self.moments(fullest, [*of_phases])
 
     def fullest_moments(self, step_ns: tuple[int, int] | None) -> Iterator[FullestMoment]:
         """Return the moment of each phase when most was allocated, and of those alike the fullest."""
@@ -368,7 +370,8 @@ class _Device:
         """Return the same as they are shown."""
         times_ns = self.ledger.times_ns[edges.moments]
         apart_ns = self.ledger.apart_ns[edges.moments]
-        moments, moment = np.unique(edges.moments, return_inverse=True)
+        is_next = np.zeros(len(self.used), np.bool_)
+        is_next[edges.moments] = True
         return Boundaries(
             step=Coded(self.windows.numbers, np.repeat(self.windows.places(self.spans.starts_ns), 2)),
             phase=self.phases_of_edges(times_ns),
@@ -376,8 +379,8 @@ class _Device:
             at_seconds=(times_ns - self.seen.start_ns) / 1e9,
             used_bytes=self.used_bytes[edges.moments],
             owners=list(self.ledger.owners),
-            owned_bytes=self.owned_bytes[moments],
-            moment=moment,
+            owned_bytes=self.owned_bytes[is_next],
+            moment=(np.cumsum(is_next) - 1)[edges.moments],
             apart_seconds=apart_ns / 1e9,
             is_consistent=edges.is_consistent,
             away_seconds=edges.away_ns / 1e9,
@@ -407,9 +410,11 @@ class _Device:
 
     def owner_peaks(self) -> dict[str, OwnerPeak]:
         """Return each owner's peak, over all its samples."""
+        found = most_held(self.processes)
+        phases = self.phases_at(np.array([most.at_ns for most in found.values()], np.int64))
         return {
-            owner: OwnerPeak(most.bytes, (most.at_ns - self.seen.start_ns) / 1e9, self.phase_at(most.at_ns))
-            for owner, most in most_held(self.processes).items()
+            owner: OwnerPeak(most.bytes, (most.at_ns - self.seen.start_ns) / 1e9, phase)
+            for (owner, most), phase in zip(found.items(), phases, strict=True)
         }
 
     def residual(self, edges: _Edges) -> Residual:
@@ -515,6 +520,17 @@ class _Device:
         return float(took_ns[inside].sum() / (steps[:, 1] - steps[:, 0]).sum())
 
 
+def _fullest(used: NDArray[np.float64], firsts: Places, behind: Places) -> Places:
+    """Return the first of the fullest moments of each range; none is empty."""
+    edges = np.column_stack([firsts, behind]).ravel()
+    most = np.maximum.reduceat(np.append(used, 0.0), edges)[::2]  # the other ones are those between two ranges
+    many = behind - firsts
+    of = np.repeat(np.arange(len(many)), many)
+    inside = np.arange(len(of)) + np.repeat(behind - np.cumsum(many), many)
+    is_most = np.flatnonzero(used[inside] == most[of])
+    return inside[is_most[np.searchsorted(of[is_most], np.arange(len(many)))]]
+
+
 def _ranges_and_ends(firsts: Places, many: Places, ends: Places) -> Places:
     """Return places that follow a first one, and behind each range one more."""
     behind = np.cumsum(many + 1)
@@ -590,7 +606,7 @@ def _out_of_memory(
         device = _Device(process.lane, ledger, seen, windows)
         until_ns = seen.end_ns if span.end_ns is None else span.end_ns
         first, behind = device.times.firsts(np.array([until_ns - LAST_NS])), device.times.behind(np.array([until_ns]))
-        before = device.moments(range(int(first[0]), int(behind[0])))
+        before = device.moments(np.arange(int(first[0]), int(behind[0])))
     moment = before[-1] if before else None
     asked_bytes, free_bytes = (span.args.get(name) for name in ("asked_bytes", "free_bytes"))
     missing_bytes = (asked_bytes or 0) - (free_bytes or 0)

@@ -26,6 +26,9 @@ class MomentTimes:
         order = np.lexsort((starts_ns, ends_ns))
         self._starts_ns, self._ends_ns = starts_ns[order], ends_ns[order]
         self._began_ns = self.began_ns(times_ns)
+        is_later = np.append(True, times_ns[1:] != times_ns[:-1])[: len(times_ns)]
+        self._firsts = np.maximum.accumulate(np.where(is_later, np.arange(len(times_ns)), 0))
+        """The first moment of each one's time."""
 
     def began_ns(self, at_ns: Times) -> Times:
         """Return when the sampling that each instant lies in was begun; on a busy machine one takes longer than 5
@@ -50,12 +53,12 @@ class MomentTimes:
         """
         times_ns = self.times_ns
         behind = np.searchsorted(times_ns, at_ns)
-        before_ns = times_ns[np.maximum(behind - 1, 0)]
+        before = np.maximum(behind - 1, 0)
+        before_ns = times_ns[before]
         behind_ns = times_ns[np.minimum(behind, len(times_ns) - 1)]
         is_before = (behind == len(times_ns)) | ((behind > 0) & (at_ns - before_ns <= behind_ns - at_ns))
-        index = np.where(is_before, np.searchsorted(times_ns, before_ns), behind)  # the first one of that time
-        last = np.maximum(np.searchsorted(times_ns, at_ns, side="right") - 1, 0)
-        return np.where(self.away_ns(index, at_ns) > CONSISTENT_NS, last, index)
+        index = np.where(is_before, self._firsts[before], behind)
+        return np.where(self.away_ns(index, at_ns) > CONSISTENT_NS, before, index)
 
     def firsts(self, starts_ns: Times) -> Places:
         """Return the first moment at each instant or after it."""

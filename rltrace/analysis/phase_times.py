@@ -1,16 +1,21 @@
-"""Which phase an instant lies in, or next to: phases of one device in the order of time, asked many times."""
+"""Which phase each instant lies in, or next to: phases of one device in the order of time."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.intervals import Intervals
 from rltrace.analysis.seen.process import Seen
+
+Times = NDArray[np.int64]
+Places = NDArray[np.intp]
+
+NONE = -1
+"""The place of a phase that there is none of."""
 
 
 class PhaseSpans(NamedTuple):
@@ -18,9 +23,9 @@ class PhaseSpans(NamedTuple):
 
     names: list[str]
     """The names that there are, in order."""
-    starts_ns: NDArray[np.int64]
-    ends_ns: NDArray[np.int64]
-    places: NDArray[np.intp]
+    starts_ns: Times
+    ends_ns: Times
+    places: Places
     """The place of each one's name."""
 
     def part(self, chosen: NDArray[np.bool_]) -> PhaseSpans:
@@ -38,60 +43,70 @@ class PhaseSpans(NamedTuple):
         has_longer[self.places[is_long]] = True
         return self.part(is_long | ~has_longer[self.places])
 
-    def rows(self) -> list[tuple[int, int, str]]:
-        """Return start, end and name of each."""
-        named = map(self.names.__getitem__, self.places.tolist())
-        return [*zip(self.starts_ns.tolist(), self.ends_ns.tolist(), named, strict=True)]
-
 
 def phase_spans(processes: Iterable[Seen], until_ns: int) -> PhaseSpans:
     """Return every phase of some processes; an open phase lasts until now."""
-    found = [(name, kept.rows(until_ns)) for process in processes for name, kept in process.phases.items()]
-    names = sorted({name for name, _ in found})
-    starts_ns, ends_ns = np.concatenate([np.empty((0, 2), np.int64), *(rows for _, rows in found)]).T
+    return spans_of([(name, kept.rows(until_ns)) for process in processes for name, kept in process.phases.items()])
+
+
+def spans_of(phases: Sequence[tuple[str, Intervals]]) -> PhaseSpans:
+    """Return phases in the order of time; a name may have rows in several places."""
+    names = sorted({name for name, _ in phases})
+    starts_ns, ends_ns = np.concatenate([np.empty((0, 2), np.int64), *(rows for _, rows in phases)]).T
     places = np.repeat(
-        np.array([names.index(name) for name, _ in found], np.intp), [len(rows) for _, rows in found] or 0
+        np.array([names.index(name) for name, _ in phases], np.intp), [len(rows) for _, rows in phases] or 0
     )
     order = np.lexsort((places, ends_ns, starts_ns))
     return PhaseSpans(names, starts_ns[order], ends_ns[order], places[order])
 
 
 class PhaseTimes:
-    """Phases that may overlap; of several, the one that began last counts, and of these the last name."""
+    """Phases that may overlap; of several, the one that began last counts, and of these the last name.
 
-    def __init__(self, spans: list[tuple[int, int, str]]) -> None:
-        """Args:
-        spans: Start, end and name of each, sorted.
-        """
-        self._spans = spans
-        self._starts_ns = [start_ns for start_ns, _, _ in spans]
-        self._reach_ns = [*accumulate((end_ns for _, end_ns, _ in spans), max)]
+    All that is asked returns the places of names, one for each instant; `NONE` without a phase.
+    """
+
+    def __init__(self, spans: PhaseSpans) -> None:
+        order = np.lexsort((spans.places, spans.starts_ns))
+        self._starts_ns, self._ends_ns, self._places = (
+            column[order] for column in (spans.starts_ns, spans.ends_ns, spans.places)
+        )
+        self._reach_ns = np.maximum.accumulate(self._ends_ns)
         """The last end of a phase and of all before it."""
-        self._by_end = sorted((end_ns, name) for _, end_ns, name in spans)
-        self._ends_ns = [end_ns for end_ns, _ in self._by_end]
+        by_end = np.lexsort((spans.places, spans.ends_ns))
+        self._sorted_ends_ns, self._places_by_end = spans.ends_ns[by_end], spans.places[by_end]
 
-    def around(self, at_ns: int) -> str | None:
-        """Return the phase that holds an instant, its two ends included."""
-        found: tuple[int, str] | None = None
-        place = bisect_right(self._starts_ns, at_ns) - 1
-        while place >= 0 and self._reach_ns[place] >= at_ns:
-            start_ns, end_ns, name = self._spans[place]
-            if found is not None and start_ns < found[0]:
-                break
-            if end_ns >= at_ns:
-                found = max(found or (start_ns, name), (start_ns, name))
-            place -= 1
-        return None if found is None else found[1]
+    def around(self, at_ns: Times) -> Places:
+        """Return the phase that holds each instant, its two ends included."""
+        found = np.full(len(at_ns), NONE, np.intp)
+        last = np.searchsorted(self._starts_ns, at_ns, side="right") - 1
+        asked = np.flatnonzero(last >= 0)
+        last = last[asked]
+        while len(asked := asked[is_held := self._reach_ns[last] >= at_ns[asked]]):
+            last = last[is_held]
+            is_in = self._ends_ns[last] >= at_ns[asked]
+            found[asked[is_in]] = self._places[last[is_in]]
+            asked, last = asked[~is_in], last[~is_in] - 1
+        return found
 
-    def ended(self, at_ns: int, since_ns: int) -> str | None:
-        """Return the phase that ended last before an instant; None if that was before `since_ns`."""
-        place = bisect_left(self._ends_ns, at_ns) - 1
-        return self._by_end[place][1] if place >= 0 and self._ends_ns[place] >= since_ns else None
+    def ended(self, at_ns: Times, since_ns: Times) -> Places:
+        """Return the phase that ended last before each instant; none if that was before `since_ns`."""
+        last = np.searchsorted(self._sorted_ends_ns, at_ns) - 1
+        is_there = last >= 0
+        is_there[is_there] = self._sorted_ends_ns[last[is_there]] >= since_ns[is_there]
+        return _where(is_there, self._places_by_end, last)
 
-    def begins(self, at_ns: int, until_ns: int) -> str | None:
-        """Return the phase that begins first after an instant; None if that is after `until_ns`."""
-        first = bisect_right(self._starts_ns, at_ns)
-        if first == len(self._spans) or self._starts_ns[first] > until_ns:
-            return None
-        behind = bisect_right(self._starts_ns, self._starts_ns[first])
-        return max(name for _, _, name in self._spans[first:behind])
+    def begins(self, at_ns: Times, until_ns: Times) -> Places:
+        """Return the phase that begins first after each instant; none if that is after `until_ns`."""
+        first = np.searchsorted(self._starts_ns, at_ns, side="right")
+        is_there = first < len(self._starts_ns)
+        is_there[is_there] = self._starts_ns[first[is_there]] <= until_ns[is_there]
+        begins_ns = _where(is_there, self._starts_ns, first)
+        return _where(is_there, self._places, np.searchsorted(self._starts_ns, begins_ns, side="right") - 1)
+
+
+def _where(is_there: NDArray[np.bool_], values: NDArray[np.int64], places: Places) -> NDArray[np.int64]:
+    """Return the values at some places; `NONE` where there is nothing."""
+    found = np.full(len(places), NONE, values.dtype)
+    found[is_there] = values[places[is_there]]
+    return found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Set
-from itertools import combinations
+from itertools import combinations, repeat
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,12 +39,6 @@ def in_order(phases: Iterable[str]) -> list[str]:
     once = list(dict.fromkeys(phases))
     places = ORDER if all(name in ORDER or name in _OF_NOBODY for name in once) else {}
     return sorted(once, key=lambda name: _OF_NOBODY.get(name, places.get(name, 0)))
-
-
-@functools.lru_cache(maxsize=1024)
-def _in_order(phases: tuple[str, ...]) -> list[str]:
-    """Return the same; the steps of a run have the same phases again and again."""
-    return in_order(phases)
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -101,16 +95,22 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     """Which phases overlap."""
 
 
-class Partition(msgspec.Struct, frozen=True):
-    """A window in whole nanoseconds: `sum(phases) - overlap + wait_driver + unlabelled + starting + idle` is its
+class Partitions(NamedTuple):
+    """Windows in whole nanoseconds: of each, `phases - overlap + wait_driver + unlabelled + starting + idle` is its
     length."""
 
-    phases_ns: dict[str, int]
-    overlap_ns: int
-    wait_driver_ns: int
-    unlabelled_ns: int
-    starting_ns: int
-    idle_ns: int
+    phases: list[str]
+    """Their names."""
+    phases_ns: NDArray[np.int64]
+    """How long each phase was open in each window, (phases, windows)."""
+    is_there: NDArray[np.bool_]
+    """In which windows each phase was open, (phases, windows)."""
+    overlap_ns: NDArray[np.int64]
+    """Of each window, as the others are, (windows,)."""
+    wait_driver_ns: NDArray[np.int64]
+    unlabelled_ns: NDArray[np.int64]
+    starting_ns: NDArray[np.int64]
+    idle_ns: NDArray[np.int64]
 
 
 def partitions(
@@ -119,7 +119,7 @@ def partitions(
     windows: Intervals,
     computing: Intervals = EMPTY,
     starting: Intervals = EMPTY,
-) -> list[Partition]:
+) -> Partitions:
     """Divide a rank's windows.
 
     Args:
@@ -129,33 +129,31 @@ def partitions(
         computing: When the rank computed, in a phase or not; disjoint and in order.
         starting: When it had not begun.
     """
-    busy_ns = covered_in(union(*phases.values()), windows)
-    known = union(driver, *phases.values())
+    phases_ns = np.zeros((len(phases), len(windows)), np.int64)
+    is_there = np.zeros((len(phases), len(windows)), np.bool_)
+    for place, rows in enumerate(phases.values()):
+        pieces, window, _ = cut(rows, windows)
+        phases_ns[place] = added_up(pieces[:, 1] - pieces[:, 0], window, len(windows))
+        is_there[place, window] = True
+    busy = union(*phases.values())
+    busy_ns = covered_in(busy, windows)
+    known = union(driver, busy)
     known_ns = covered_in(known, windows)
     gaps, window = outside(known, windows)
     unlabelled_ns = _added_up(computing, gaps, window, len(windows))
-    gaps, gap = outside(union(cut(computing, gaps)[0]), gaps)
-    starting_ns = _added_up(union(starting), gaps, window[gap], len(windows))
-    idle_ns = windows[:, 1] - windows[:, 0] - known_ns - unlabelled_ns - starting_ns
-    phases_ns: list[dict[str, int]] = [{} for _ in windows]
-    for name, rows in phases.items():
-        lengths_ns = covered_in(rows, windows).tolist()
-        for place in np.flatnonzero(np.bincount(cut(rows, windows)[1])).tolist():
-            phases_ns[place][name] = lengths_ns[place]
-    columns = (busy_ns, known_ns - busy_ns, unlabelled_ns, starting_ns, idle_ns)
-    return [
-        Partition(
-            phases_ns=of_phases_ns,
-            overlap_ns=sum(of_phases_ns.values()) - busy,
-            wait_driver_ns=wait_driver,
-            unlabelled_ns=unlabelled,
-            starting_ns=starting,
-            idle_ns=idle,
-        )
-        for of_phases_ns, busy, wait_driver, unlabelled, starting, idle in zip(
-            phases_ns, *(column.tolist() for column in columns), strict=True
-        )
-    ]
+    begins, gap, _ = cut(union(starting), gaps)
+    of_begins_ns = added_up(begins[:, 1] - begins[:, 0], window[gap], len(windows))
+    starting_ns = of_begins_ns - _added_up(computing, begins, window[gap], len(windows))
+    return Partitions(
+        phases=list(phases),
+        phases_ns=phases_ns,
+        is_there=is_there,
+        overlap_ns=phases_ns.sum(axis=0) - busy_ns,
+        wait_driver_ns=known_ns - busy_ns,
+        unlabelled_ns=unlabelled_ns,
+        starting_ns=starting_ns,
+        idle_ns=windows[:, 1] - windows[:, 0] - known_ns - unlabelled_ns - starting_ns,
+    )
 
 
 def _added_up(rows: Intervals, gaps: Intervals, window: NDArray[np.intp], many: int) -> NDArray[np.int64]:
@@ -179,16 +177,12 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
         phases = {name: whole[name] for name in happened}
         driver = EMPTY if lane.is_driver else of_driver
         of_lane = {name for name in happened if (lane, name) in inferred}
-        there, steady = presence(seen, lane, own, [*whole.values()]), frozenset(own.steady)
+        there = presence(seen, lane, own, [*whole.values()])
         parts = partitions(phases, driver, there.windows, computed.get(lane, EMPTY), there.starting)
+        rows = _of_windows(lane, own, there, parts, phases, clock_aligned=lane not in astray, inferred=of_lane)
         for place in np.flatnonzero(own.recorded & there.is_there).tolist():
-            if seen.recording.steps_are_chosen and own.numbers[place] is None:
-                continue
-            row = _rank_step(
-                lane, place, own, there, parts[place], phases, steady=place in steady,
-                clock_aligned=lane not in astray, inferred=of_lane,
-            )  # fmt: skip
-            found.append((place, row))
+            if not seen.recording.steps_are_chosen or own.numbers[place] is not None:
+                found.append((place, rows[place]))
     return [rank_step for _, rank_step in sorted(found, key=lambda item: item[0])]
 
 
@@ -213,44 +207,78 @@ def driver_phases(seen: Observations) -> dict[str, Intervals]:
     return {name: union(*rows) for name, rows in sorted(found.items())}
 
 
-def _rank_step(
+def _of_windows(
     lane: Lane,
-    place: int,
     windows: StepWindows,
     there: Presence,
-    parts: Partition,
+    parts: Partitions,
     phases: dict[str, Intervals],
     *,
-    steady: bool,
     clock_aligned: bool,
     inferred: Set[str],
-) -> RankStep:
-    window = there.windows[place : place + 1]
-    length_ns = int(window[0, 1] - window[0, 0])
-    named_ns = {name: parts.phases_ns[name] for name in _in_order(tuple(parts.phases_ns))}
-    starting_ns = {STARTING: parts.starting_ns} if parts.starting_ns else {}
-    of_nobody_ns = {UNLABELLED: parts.unlabelled_ns, IDLE: parts.idle_ns}
-    all_ns = {**named_ns, WAIT_DRIVER: parts.wait_driver_ns, **starting_ns, **of_nobody_ns}
-    return RankStep(
-        step=windows.numbers[place],
-        lane=lane.name,
-        rank=lane.rank,
-        host=lane.host,
-        device=lane.device,
-        seconds=length_ns / 1e9,
-        clock_aligned=clock_aligned,
-        finished=windows.finished[place],
-        steady=steady and not there.is_cut_off[place],
-        phases={
-            name: Share(ns / 1e9, ns / length_ns if length_ns else 0.0, name in inferred) for name, ns in all_ns.items()
-        },
-        overlap_seconds=parts.overlap_ns / 1e9,
-        overlaps=_overlaps(phases, parts.phases_ns, window) if parts.overlap_ns else [],
-    )
+) -> list[RankStep]:
+    """Return what a lane did in each window."""
+    shares, steady = _shares(parts, there.windows, inferred), frozenset(windows.steady)
+    lengths_ns, overlap_ns = there.windows[:, 1] - there.windows[:, 0], parts.overlap_ns.tolist()
+    seconds, is_cut_off = (lengths_ns / 1e9).tolist(), there.is_cut_off.tolist()
+    return [
+        RankStep(
+            step=number,
+            lane=lane.name,
+            rank=lane.rank,
+            host=lane.host,
+            device=lane.device,
+            seconds=seconds[place],
+            clock_aligned=clock_aligned,
+            finished=windows.finished[place],
+            steady=place in steady and not is_cut_off[place],
+            phases=shares[place],
+            overlap_seconds=overlap_ns[place] / 1e9,
+            overlaps=_overlaps(phases, parts, there.windows, place) if overlap_ns[place] else [],
+        )
+        for place, number in enumerate(windows.numbers)
+    ]
 
 
-def _overlaps(phases: dict[str, Intervals], phases_ns: dict[str, int], window: Intervals) -> list[Overlap]:
-    inside = {name: cut(phases[name], window)[0] for name in phases_ns}
+def _shares(parts: Partitions, windows: Intervals, inferred: Set[str]) -> list[dict[str, Share]]:
+    """Return the parts of each window by name, as a `RankStep` has them."""
+    names = [*parts.phases, *OF_NOBODY]
+    lengths_ns = windows[:, 1] - windows[:, 0]
+    all_ns = np.vstack([parts.phases_ns, parts.wait_driver_ns, parts.starting_ns, parts.unlabelled_ns, parts.idle_ns])
+    seconds, shares = all_ns / 1e9, all_ns / np.maximum(lengths_ns, 1)
+    is_there = np.vstack([parts.is_there, np.ones((len(OF_NOBODY), len(windows)), np.bool_)])
+    is_there[names.index(STARTING, len(parts.phases))] = parts.starting_ns != 0
+    found: list[dict[str, Share]] = [{} for _ in windows]
+    for own in map(np.array, _alike(is_there)):
+        places = _in_order(parts.phases, np.flatnonzero(is_there[:, own[0]]).tolist())
+        named = [names[place] for place in places]
+        columns = [
+            map(Share, seconds[place, own].tolist(), shares[place, own].tolist(), repeat(names[place] in inferred))
+            for place in places
+        ]
+        for window, row in zip(own.tolist(), zip(*columns, strict=True), strict=True):
+            found[window] = dict(zip(named, row, strict=True))
+    return found
+
+
+def _alike(is_there: NDArray[np.bool_]) -> list[list[int]]:
+    """Return the windows that have the same parts together: those of a run are alike again and again."""
+    found: dict[bytes, list[int]] = {}
+    for window, of_window in enumerate(np.ascontiguousarray(is_there.T)):
+        found.setdefault(of_window.tobytes(), []).append(window)
+    return [*found.values()]
+
+
+def _in_order(phases: list[str], places: list[int]) -> list[int]:
+    """Return the places of some parts, phases in the order of a step and then what is of nobody."""
+    of_phases = {phases[place]: place for place in places if place < len(phases)}
+    return [*(of_phases[name] for name in in_order(of_phases)), *places[len(of_phases) :]]
+
+
+def _overlaps(phases: dict[str, Intervals], parts: Partitions, windows: Intervals, place: int) -> list[Overlap]:
+    of_window = zip(parts.phases, parts.phases_ns[:, place].tolist(), parts.is_there[:, place].tolist(), strict=True)
+    phases_ns = {name: length_ns for name, length_ns, is_there in of_window if is_there}
+    inside = {name: cut(phases[name], windows[place : place + 1])[0] for name in phases_ns}
     pairs = []
     for one, other in combinations(in_order(phases_ns), 2):
         both_ns = phases_ns[one] + phases_ns[other] - covered_ns(inside[one], inside[other])

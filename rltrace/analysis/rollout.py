@@ -15,17 +15,18 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from rltrace.analysis.asked import Asked, asked
-from rltrace.analysis.distributions import Distribution, distributions, in_order, mean, most, sums
+from rltrace.analysis.distributions import Distribution, ascending, distributions, in_order, means, most, sums
 from rltrace.analysis.engine_load import EngineLoad, LoadSlice
 from rltrace.analysis.engine_requests import (
     LEAST_REQUESTS,
     EngineRequests,
-    Tail,
+    Tails,
     balanced,
     engine_requests,
     surplus_of,
-    tail_of,
+    tails,
 )
+from rltrace.analysis.moments import where_known
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
 from rltrace.analysis.trajectories import Trajectories, trajectories
@@ -290,8 +291,8 @@ class _Found:
         is_validating = np.append(self._trajectories.are_validating, False)[requests.trajectory]
         self._ends_ns = np.sort(np.where(requests.ends == OPEN, np.iinfo(np.int64).max, requests.ends))
         self._starts_ns = np.sort(requests.starts)
-        self._requests: Asked = requests.part(~is_validating)
-        self._step_of_request = windows.places(self._requests.starts)
+        rows, self._step_of_request = in_order(np.where(is_validating, -1, windows.places(requests.starts)))
+        self._requests: Asked = requests.part(rows)
         self._step_of_trajectory = windows.places(self._trajectories.table.starts)
         self._step_of_call = windows.places(self._trajectories.calls.starts)
         self._in_engines = engine_requests(seen, _reaching(windows, seen))
@@ -343,10 +344,10 @@ class _Found:
             return counts
 
         more, missing = self._of_trajectories(over, of_over, many)
-        found = _of_requests(requests.part(~is_open), group[~is_open], many)
-        tails = [*map(self._tail, groups)]
+        found = _of_requests(requests.part(np.flatnonzero(~is_open)), group[~is_open], many)
+        of_tails = self._tails_of(groups)
         columns = {
-            "seconds": [*map(self._seconds, groups)],
+            "seconds": self._seconds(groups),
             "trajectories": count(of_begun[is_counted]),
             "trajectories_not_over": count(of_begun[is_counted & ~is_over]),
             "validating": count(of_begun[~is_counted]),
@@ -355,8 +356,8 @@ class _Found:
             "requests_ended_later": count(group[is_later]),
             "requests_carried_over": self._carried_over(group_of, many),
             "distributions": [one | other for one, (other, _) in zip(more, found, strict=True)],
-            "unknown": [missing | one | other for (_, one), (_, other) in zip(found, tails, strict=True)],
-            "tail": [tail for tail, _ in tails],
+            "unknown": [missing | one | other for (_, one), (_, other) in zip(found, of_tails, strict=True)],
+            "tail": [tail for tail, _ in of_tails],
             "balance": self._balances(groups),
             "prompts": self._prompts(requests, group, over, of_over, many),
             "tools": self._tools(group_of, many),
@@ -364,10 +365,11 @@ class _Found:
         }
         return [Rollout(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
-    def _seconds(self, steps: list[int]) -> float | None:
-        first_ns, last_ns = (at_ns[steps] for at_ns in self.reaches_ns)
-        lengths = (last_ns - first_ns)[last_ns > first_ns] / 1e9
-        return mean(lengths) if len(lengths) else None
+    def _seconds(self, groups: list[list[int]]) -> list[float | None]:
+        first_ns, last_ns = self.reaches_ns
+        steps, group = _members(groups, last_ns > first_ns)
+        found = means((last_ns - first_ns)[steps] / 1e9, group, len(groups))
+        return where_known(found.tolist(), np.isfinite(found))
 
     def _carried_over(self, group_of: Places, many: int) -> list[int]:
         """Return how many requests were in flight when the steps of each group began, added up."""
@@ -403,57 +405,75 @@ class _Found:
         return _by_name(columns, group, many), unknown
 
     @functools.cached_property
-    def _tails(self) -> list[tuple[str, list[Tail | None]]]:
-        """The tail of each step, of either kind; None where an engine has too few requests."""
-        parts = [*self._in_engines.by_step(len(self._windows.numbers))]
+    def _tails(self) -> list[tuple[str, Tails]]:
+        """The tails of all steps, of either kind."""
+        many = len(self._windows.numbers)
         return [
-            (of, [tail_of(part, of_all_engines=of_all) if len(part.step) else None for part in parts])
+            (of, tails(self._in_engines, many, of_all_engines=of_all))
             for of, of_all in (("last engine", False), ("all engines", True))
         ]
 
-    def _tail(self, steps: list[int]) -> tuple[RolloutTail | None, dict[str, str]]:
-        """Return the mean tail of some steps, of those that have enough requests; the same kind in each of them."""
-        having = [step for step in steps if self._is_in_engines[step]]
-        if not having:
-            return None, {"tail": "no engine recorded its requests"}
-        for of, of_step in self._tails:
-            tails = [tail for step in having if (tail := of_step[step]) is not None]
-            if len(tails) == len(having):
-                seconds = mean(np.array([tail.seconds for tail in tails]))
-                whole = mean(np.array([tail.rollout_seconds for tail in tails]))
-                return RolloutTail(seconds=seconds, without_seconds=whole - seconds, of=of), {}
-        return None, {
-            "tail": f"a step has fewer requests than the {LEAST_REQUESTS} that it takes to have a slowest 5 %"
-        }
+    def _tails_of(self, groups: list[list[int]]) -> list[tuple[RolloutTail | None, dict[str, str]]]:
+        """Return the mean tail of the steps of each group, of those that have enough requests; the same kind in each of
+        them."""
+        many = len(groups)
+        steps, group = _members(groups, self._is_in_engines)
+        is_in_engines = np.bincount(group, minlength=many) > 0
+        of_kinds = [
+            (
+                of,
+                (np.bincount(group, ~found.are_known[steps], many) == 0).tolist(),
+                means(found.seconds[steps], group, many).tolist(),
+                means(found.rollout_seconds[steps], group, many).tolist(),
+            )
+            for of, found in self._tails
+        ]
+        few = f"a step has fewer requests than the {LEAST_REQUESTS} that it takes to have a slowest 5 %"
+        listed: list[tuple[RolloutTail | None, dict[str, str]]] = []
+        for place, is_there in enumerate(is_in_engines.tolist()):
+            known = [
+                RolloutTail(seconds=seconds[place], without_seconds=whole[place] - seconds[place], of=of)
+                for of, are_known, seconds, whole in of_kinds
+                if is_there and are_known[place]
+            ]
+            reason = few if is_there else "no engine recorded its requests"
+            listed.append((known[0], {}) if known else (None, {"tail": reason}))
+        return listed
 
     def _balances(self, groups: list[list[int]]) -> list[EngineBalance | None]:
         """Return how evenly the engines share the rollouts of each group."""
         if self._balance is None:
             return [None] * len(groups)
+        many, engines = len(groups), self._in_engines.engines
         work, seconds = self._balance.work, self._balance.seconds
+        steps, group = _members(groups, self._is_in_engines)
         first_done = np.where(work > 0, seconds, np.inf).min(axis=1)
         columns = (work.min(axis=1), work.max(axis=1), surplus_of(self._balance), first_done, seconds.max(axis=1))
-        last = seconds.argmax(axis=1)
-        found: list[EngineBalance | None] = []
-        for steps in groups:
-            chosen = [step for step in steps if self._is_in_engines[step]]
-            if not chosen:
-                found.append(None)
-                continue
-            least, fullest, surplus, first_seconds, last_seconds = (mean(column[chosen]) for column in columns)
-            balance = EngineBalance(
-                engines=len(self._in_engines.engines),
+        times_last = np.zeros((many, len(engines)), np.int64)
+        np.add.at(times_last, (group, seconds.argmax(axis=1)[steps]), 1)
+        rows = zip(
+            (np.bincount(group, minlength=many) > 0).tolist(),
+            means(work[steps].ravel(), np.repeat(group, len(engines)), many).tolist(),
+            times_last.argmax(axis=1).tolist(),
+            *(means(column[steps], group, many).tolist() for column in columns),
+            strict=True,
+        )
+        return [
+            EngineBalance(
+                engines=len(engines),
                 unit=self._balance.unit,
                 least=least,
-                mean=mean(work[chosen].ravel()),
+                mean=mean,
                 most=fullest,
                 most_over_mean=1 + surplus,
                 first_done_seconds=first_seconds,
                 last_done_seconds=last_seconds,
-                last_engine=self._in_engines.engines[int(np.bincount(last[chosen]).argmax())].name,
+                last_engine=engines[last].name,
             )
-            found.append(balance)
-        return found
+            if is_there
+            else None
+            for is_there, mean, last, least, fullest, surplus, first_seconds, last_seconds in rows
+        ]
 
     def shares(self, steps: list[int]) -> list[EngineShare]:
         """Return what each engine did in some steps."""
@@ -493,8 +513,8 @@ class _Found:
         known = over[says]
         of_trajectories = _prompts(of.prompts[known], of.table.starts[known], of.table.ends[known], of_over[says], many)
         is_own = (requests.prompts != 0) & (requests.ends != OPEN)
-        own = requests.part(is_own)
-        of_requests = _prompts(own.prompts, own.starts, own.ends, group[is_own], many)
+        prompts, starts, ends = (column[is_own] for column in (requests.prompts, requests.starts, requests.ends))
+        of_requests = _prompts(prompts, starts, ends, group[is_own], many)
         return [other if one is None else one for one, other in zip(of_trajectories, of_requests, strict=True)]
 
     def _tools(self, group_of: Places, many: int) -> list[list[ToolFigures]]:
@@ -592,7 +612,7 @@ def _of_each(of: Trajectories, requests: Asked) -> tuple[NDArray[np.int64], NDAr
     tool_ns = np.zeros(len(of), np.int64)
     counts = (calls.trajectory >= 0) & (calls.ends != OPEN)
     np.add.at(tool_ns, calls.trajectory[counts], (calls.ends - calls.starts)[counts])
-    own = requests.part(requests.trajectory >= 0)
+    own = requests.part(np.flatnonzero(requests.trajectory >= 0))
     tokens = np.zeros(len(of), np.int64)
     np.add.at(tokens, own.trajectory, np.maximum(own.tokens, 0))
     silent = np.ones(len(of), np.bool_)
@@ -600,6 +620,14 @@ def _of_each(of: Trajectories, requests: Asked) -> tuple[NDArray[np.int64], NDAr
     silent[own.trajectory[own.tokens < 0]] = True
     tokens[silent] = -1
     return tool_ns, tokens
+
+
+def _members(groups: list[list[int]], counts: NDArray[np.bool_]) -> tuple[Places, Places]:
+    """Return the steps of each group that count, those of the first group first, and the group of each."""
+    steps = np.array([step for of_group in groups for step in of_group], np.intp)
+    group = np.repeat(np.arange(len(groups)), [*map(len, groups)])
+    is_counted = counts[steps]
+    return steps[is_counted], group[is_counted]
 
 
 # ---- values -----------------------------------------------------------------------------------------------------
@@ -667,8 +695,8 @@ def _unknown(found: dict[str, Distribution], requests: int, in_engines: int, spe
 def _prompts(
     prompts: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64], group: Places, many: int
 ) -> list[PromptGroups | None]:
-    """Return the prompts of each group's samples, each of which has its prompt and its group; None without any."""
-    order = np.lexsort((prompts, group))
+    """Return the prompts of each group's samples, those of the first group first; None without any."""
+    order = ascending(prompts, group, many)
     prompts, starts, ends, group = (column[order] for column in (prompts, starts, ends, group))
     is_next = (prompts[1:] != prompts[:-1]) | (group[1:] != group[:-1])
     first = np.flatnonzero(np.append(len(order) > 0, is_next))

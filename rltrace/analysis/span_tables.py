@@ -79,12 +79,14 @@ def around(inner: Timed, outer: Timed) -> Places:
 
 def at(column: NDArray[np.generic], places: Places) -> Numbers:
     """Return the values at these places; -1 where there is none."""
-    return np.append(column.astype(np.int64), -1)[places]
+    return np.append(column.astype(np.int64, copy=False), -1).take(places)
 
 
 def last_begun(keys: Numbers, at_ns: Numbers, of_keys: Numbers, of_starts: Numbers) -> Places:
     """Return for each key and instant the last span of that key that had begun by then; -1 if there is none."""
     spans = len(of_keys)
+    if not spans or not len(keys):
+        return np.full(len(keys), -1)
     both, times_ns = np.concatenate([of_keys, keys]), np.concatenate([of_starts, at_ns])
     order = np.lexsort((np.arange(len(both)) >= spans, times_ns, both))
     is_span = order < spans

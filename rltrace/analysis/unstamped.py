@@ -12,7 +12,6 @@ what it was at the look: nothing has come to the card or gone from it, whatever 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -130,13 +129,13 @@ def consistent(apart_ns: NDArray[np.float64], unaccounted_bytes: NDArray[np.floa
     """
     is_new = apart_ns <= CONSISTENT_NS
     found = is_new | (_distance(unaccounted_bytes, np.sort(unaccounted_bytes[is_new])) <= GRANULE_BYTES)
-    holds: list[bool] = []
-    before_bytes = math.nan
-    for is_known, size_bytes in zip(found.tolist(), unaccounted_bytes.tolist(), strict=True):
-        holds.append(is_known or abs(size_bytes - before_bytes) <= GRANULE_BYTES)
-        if holds[-1]:
-            before_bytes = size_bytes
-    return np.array(holds, np.bool_)
+    known_before = np.maximum.accumulate(np.where(found, np.arange(len(found)), NONE))
+    last = NONE  # the last moment that holds although it is not known
+    for moment in np.flatnonzero(~found).tolist():
+        before = max(last, int(known_before[moment]))
+        if before != NONE and abs(unaccounted_bytes[moment] - unaccounted_bytes[before]) <= GRANULE_BYTES:
+            found[moment], last = True, moment
+    return found
 
 
 def _distance(values: NDArray[np.float64], levels: NDArray[np.float64]) -> NDArray[np.float64]:

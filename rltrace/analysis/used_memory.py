@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,20 +36,29 @@ class UsedMemory(NamedTuple):
 
 def used_memory(seen: Observations, lane: Lane) -> UsedMemory:
     """Return the line of a lane's GPU; it is empty where nobody looked."""
-    looked = [(process.used.times_ns, process.used.values) for process in seen.on(lane)]
-    sampled = [point for process in seen.samplers for point in sampled_points(process.sampled, str(lane.device))]
-    times_ns = np.concatenate([*(np.array(times, np.int64) for times, _ in looked), _column(sampled, 0, np.int64)])
-    size_bytes = np.concatenate([*(np.array(values) for _, values in looked), _column(sampled, 1, np.float64)])
-    is_sampled = np.arange(len(times_ns)) >= len(times_ns) - len(sampled)
+    looked = [_points(process.used) for process in seen.on(lane)]
+    sampled = [sampled_points(process.sampled, str(lane.device)) for process in seen.samplers]
+    times_ns, size_bytes = (np.concatenate(columns) for columns in zip(NO_POINTS, *looked, *sampled, strict=True))
+    is_sampled = np.arange(len(times_ns)) >= len(times_ns) - sum(len(points.times_ns) for points in sampled)
     order = np.lexsort((is_sampled, size_bytes, times_ns))
     return UsedMemory(times_ns[order], size_bytes[order], is_sampled[order])
 
 
-def _column(points: list[tuple[int, float]], place: int, dtype: type) -> NDArray[Any]:
-    return np.array([point[place] for point in points], dtype)
+class Points(NamedTuple):
+    """What was used at some times, in order. Shape (N,)."""
+
+    times_ns: NDArray[np.int64]
+    bytes: NDArray[np.float64]
 
 
-def sampled_points(sampled: dict[str, Samples], device: str) -> list[tuple[int, float]]:
+NO_POINTS = Points(np.empty(0, np.int64), np.empty(0))
+
+
+def _points(samples: Samples) -> Points:
+    return Points(np.array(samples.times_ns, np.int64), np.array(samples.values, np.float64))
+
+
+def sampled_points(sampled: dict[str, Samples], device: str) -> Points:
     """Return the totals that a host's sampler read of a GPU.
 
     Args:
@@ -58,7 +67,8 @@ def sampled_points(sampled: dict[str, Samples], device: str) -> list[tuple[int, 
     """
     used = sampled.get(subject(SAMPLED_USED, device))
     if used is None:
-        return []
+        return NO_POINTS
     reserved = sampled.get(subject(SAMPLED_RESERVED, device), Samples())
     reserved_bytes = reserved.values[0] if len(reserved.values) else 0.0  # the driver's own stays as it is
-    return [(at_ns, value + reserved_bytes) for at_ns, value in zip(used.times_ns, used.values, strict=True)]
+    points = _points(used)
+    return points._replace(bytes=points.bytes + reserved_bytes)

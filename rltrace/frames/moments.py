@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.intervals import Intervals
+from rltrace.analysis.intervals import EMPTY, Intervals
 from rltrace.analysis.lanes import Lane, lanes
-from rltrace.analysis.phase_times import PhaseTimes
+from rltrace.analysis.phase_times import NONE, PhaseTimes, spans_of
 from rltrace.analysis.step_times import StepTime, step_times
 from rltrace.frames import arrow
 from rltrace.read.gate import MOST_NS
@@ -70,16 +69,12 @@ class _Changes:
     """When the phase of a lane changes, and to which."""
 
     def __init__(self, phases: Mapping[str, Intervals]) -> None:
-        self.names = list(phases)
-        spans = [(start_ns, end_ns, name) for name, rows in phases.items() for start_ns, end_ns in rows.tolist()]
-        self.edges_ns = np.array(
-            sorted({edge for start_ns, end_ns, _ in spans for edge in (start_ns, end_ns)}), np.int64
-        )
+        self.edges_ns = np.unique(np.concatenate([EMPTY, *phases.values()]))
         # Twice the times: between two edges that are one nanosecond apart there is an instant, too.
-        times = PhaseTimes(sorted((2 * start_ns, 2 * end_ns, name) for start_ns, end_ns, name in spans))
-        places = {name: place for place, name in enumerate(self.names)}
-        inside = [times.around(edge_ns + next_ns) for edge_ns, next_ns in pairwise(self.edges_ns.tolist())]
-        self._place_behind = np.array([-1, *(-1 if name is None else places[name] for name in inside), -1], np.int64)
+        spans = spans_of([(name, 2 * rows) for name, rows in phases.items()])
+        self.names = spans.names
+        inside = PhaseTimes(spans).around(self.edges_ns[:-1] + self.edges_ns[1:])
+        self._place_behind = np.concatenate([[NONE], inside, [NONE]])
         """The phase before the first edge, which is none, and behind each."""
 
     def places(self, times_ns: Numbers) -> Numbers:

@@ -143,9 +143,9 @@ def test_step_parts_add_up(
     """
     named = {f"phase {number}": union(as_array(of_phase)) for number, of_phase in enumerate(phases)}
     window = as_array([(0, 100)])
-    (parts,) = partitions(named, as_array(driver), window, union(as_array(computing)), as_array(starting))
+    parts = partitions(named, as_array(driver), window, union(as_array(computing)), as_array(starting))
     busy = moments([row for of_phase in phases for row in of_phase])
-    assert sum(parts.phases_ns.values()) - parts.overlap_ns == len(busy)
+    assert parts.phases_ns.sum() - parts.overlap_ns == len(busy)
     assert parts.wait_driver_ns == len(moments(driver) - busy)
     known = moments(driver) | busy
     assert parts.unlabelled_ns == len(moments(computing) - known)

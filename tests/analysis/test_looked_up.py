@@ -15,7 +15,7 @@ from unstamped_by_looks import Unstamped as ByLooks
 
 from rltrace.analysis.looks import CONSISTENT_NS, Looks, columns, together
 from rltrace.analysis.moment_times import MomentTimes
-from rltrace.analysis.phase_times import PhaseTimes
+from rltrace.analysis.phase_times import PhaseTimes, spans_of
 from rltrace.analysis.same_moment import NONE, Readings, Taken, same_moment
 from rltrace.analysis.seen.looked import Looked
 from rltrace.analysis.seen.span_rows import moved
@@ -34,13 +34,15 @@ phases = st.lists(st.tuples(instants, st.integers(0, 12), st.sampled_from("abc")
 @given(phases, instants, st.integers(0, 9))
 def test_phases_around_an_instant(spans: list[tuple[int, int, str]], at: int, within: int) -> None:
     """The phase that holds it, ended last before it, or begins first behind it."""
-    times = PhaseTimes(spans)
+    of_phases = spans_of([(name, np.array([(start, end)])) for start, end, name in spans])
+    times, at_ns = PhaseTimes(of_phases), np.array([at])
     around = [(start, name) for start, end, name in spans if start <= at <= end]
     ended = [(end, name) for _, end, name in spans if at - within <= end < at]
     begins = [(-start, name) for start, _, name in spans if at < start <= at + within]
-    assert times.around(at) == (max(around)[1] if around else None)
-    assert times.ended(at, at - within) == (max(ended)[1] if ended else None)
-    assert times.begins(at, at + within) == (max(begins)[1] if begins else None)
+    names = [*of_phases.names, None]
+    assert [names[place] for place in times.around(at_ns)] == [max(around)[1] if around else None]
+    assert [names[place] for place in times.ended(at_ns, at_ns - within)] == [max(ended)[1] if ended else None]
+    assert [names[place] for place in times.begins(at_ns, at_ns + within)] == [max(begins)[1] if begins else None]
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(-5, 45))

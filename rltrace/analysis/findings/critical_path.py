@@ -287,9 +287,7 @@ def _what_ifs(run: Run, paths: Sequence[Sequence[_Segment]], slow: Mapping[str, 
     gaps = sum((one.end_ns - one.start_ns for path in paths for one in path if one.phase is None), 0) / 1e9
     yield WhatIf(what="nothing between two phases", bound_seconds=gaps / len(paths))
     with suppress(UnjudgeableError):
-        yield WhatIf(
-            what="no request among the slowest 5 %", bound_seconds=fmean(tail.seconds for tail in tails_of(run))
-        )
+        yield WhatIf(what="no request among the slowest 5 %", bound_seconds=fmean(tails_of(run).seconds.tolist()))
     if SYNC in on_path:
         yield WhatIf(what="the weight sync beside other work", bound_seconds=float(on_path[SYNC].mean()))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from rltrace.analysis.engine_requests import LEAST_REQUESTS, TAIL, Tail, tail_of
+from rltrace.analysis.engine_requests import LEAST_REQUESTS, TAIL, Tails, tails
 from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.engine_requests import engine_requests
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
@@ -23,7 +21,7 @@ SETTINGS = (
 )
 
 
-def tails_of(run: Run) -> list[Tail]:
+def tails_of(run: Run) -> Tails:
     """Return for each steady step when only the slowest 5 % run in the engine that ends last.
 
     Only the requests of that engine are compared, because another finding tells that an engine is behind the others.
@@ -33,26 +31,24 @@ def tails_of(run: Run) -> list[Tail]:
     """
     requests = engine_requests(run)
     run.require_one_time()
-    tails = []
-    for number, of_step in zip(run.numbers, requests.by_step(len(run.steps)), strict=True):
-        if not len(of_step.ends):
+    found = tails(requests, len(run.steps))
+    for number, many in zip(run.numbers, found.requests.tolist(), strict=True):
+        if not many:
             raise UnjudgeableError(f"step {number} has no requests")
-        tail = tail_of(of_step)
-        if tail is None:
+        if many < LEAST_REQUESTS:
             raise UnjudgeableError(f"an engine has fewer requests in a step than the {LEAST_REQUESTS} that it takes")
-        tails.append(tail)
-    return tails
+    return found
 
 
 def judge(run: Run) -> list[Finding]:
     """Price the time from which on only the slowest 5 % run in the engine that ends last."""
-    tails = tails_of(run)
-    tail, whole = (np.array([getattr(of, name) for of in tails]) for name in ("seconds", "rollout_seconds"))
+    found, engines = tails_of(run), engine_requests(run).engines
+    tail, whole = found.seconds, found.rollout_seconds
     if tail.mean() < LEAST_SHARE * whole.mean():
         return []
     worst = int(tail.argmax())
-    engine, tokens = tails[worst].engine, tails[worst].tokens
-    ranks = sorted({of.engine.rank for of in tails if of.engine.rank is not None})
+    engine, tokens = engines[int(found.engine[worst])], int(found.tokens[worst])
+    ranks = sorted({rank for place in found.engine.tolist() if (rank := engines[place].rank) is not None})
     return [
         run.finding(
             NAME,
