@@ -162,7 +162,6 @@ class _Rank:
             self.moves, *columns, strict=True
         ):
             moved, engine_seconds, went_well = _moved(inner)
-            moved_bytes = sum(moved.values())
             level = outer.args.get("level")
             expected = held if is_sleep else {tag: awake.get(tag, size) for tag, size in moved.items()}
             if is_sleep:
@@ -179,14 +178,14 @@ class _Rank:
                 moved_bytes=moved,
                 changed_bytes=changed_bytes,
                 left_bytes=left,
-                gigabytes_per_second=moved_bytes / 1e9 / engine_seconds if engine_seconds and moved else None,
+                gigabytes_per_second=sum(moved.values()) / 1e9 / engine_seconds if engine_seconds and moved else None,
                 verdict="ok",
                 reason="",
             )
-            wrong = None
-            if not went_well or outer.end_ns is None or "error" in outer.args:
-                wrong = self.of_trouble(made, outer, inner, is_sleep=is_sleep)
-            wrong = wrong or (self.of_sleep(made, awake, slack_bytes) if is_sleep else _of_wake_up(made, moved_bytes))
+            has_ended = went_well and outer.end_ns is not None and "error" not in outer.args
+            wrong = None if has_ended else self.of_trouble(made, outer, inner, is_sleep=is_sleep)
+            if wrong is None:
+                wrong = self.of_sleep(made, awake, slack_bytes) if is_sleep else _of_wake_up(made)
             yield made if wrong is None else msgspec.structs.replace(made, verdict=wrong[0], reason=wrong[1])
 
     def around(
@@ -373,8 +372,9 @@ def _of_failure(move: Transaction, outer: Span, inner: list[Span], error: str) -
     return f"{failed.name} of {_tags(inner)} failed after {move.seconds:.3f} s: {error}"
 
 
-def _of_wake_up(wake: Transaction, moved_bytes: int) -> tuple[str, str] | None:
+def _of_wake_up(wake: Transaction) -> tuple[str, str] | None:
     """Return what is wrong with a wake-up that ended."""
+    moved_bytes = sum(wake.moved_bytes.values())
     if wake.changed_bytes is None or moved_bytes < SMALL_BYTES or wake.changed_bytes >= moved_bytes // 2:
         return None
     rose = _in_mib(wake.changed_bytes)

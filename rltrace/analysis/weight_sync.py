@@ -117,14 +117,10 @@ def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
         own = windows.of(lane)
         parts = {name: _parts(columns[name], own.windows) for name in SYNC_STAGES if name in columns}
         in_stages = union(*(of_stage.rows for of_stage in columns.values()))
-        whole, window, _ = cut(_whole(in_sync, in_stages, own.windows), own.windows)
-        pieces, of_whole, _ = cut(in_stages, whole)
-        many = len(own.windows)
-        whole_ns = added_up(whole[:, 1] - whole[:, 0], window, many)
-        rest_ns = whole_ns - added_up(pieces[:, 1] - pieces[:, 0], window[of_whole], many)
+        lengths_ns = _whole_and_rest_ns(_whole(in_sync, in_stages, own.windows), in_stages, own.windows)
         is_there = np.any([_has_any(in_sync, own.windows), *(part.is_there for part in parts.values())], axis=0)
         places = np.flatnonzero(is_there)
-        found += zip(places.tolist(), _rank_syncs(lane, own, places, whole_ns, rest_ns, parts), strict=True)
+        found += zip(places.tolist(), _rank_syncs(lane, own, places, *lengths_ns, parts), strict=True)
     return [sync for _, sync in sorted(found, key=lambda item: item[0])]
 
 
@@ -211,6 +207,16 @@ def _whole(in_sync: Intervals, in_stages: Intervals, windows: Intervals) -> Inte
     is_first = np.append(True, of_piece[1:] != of_piece[:-1]) if len(of_piece) else np.empty(0, bool)
     is_last = np.append(is_first[1:], True) if len(of_piece) else is_first
     return union(cut(in_sync, windows)[0], paired(pieces[is_first, 0], pieces[is_last, 1]))
+
+
+def _whole_and_rest_ns(
+    whole: Intervals, in_stages: Intervals, windows: Intervals
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how long the sync of each window was, and the part of it in which no stage was open."""
+    in_windows, window, _ = cut(whole, windows)
+    pieces, of_whole, _ = cut(in_stages, in_windows)
+    whole_ns = added_up(in_windows[:, 1] - in_windows[:, 0], window, len(windows))
+    return whole_ns, whole_ns - added_up(pieces[:, 1] - pieces[:, 0], window[of_whole], len(windows))
 
 
 def _parts(columns: _Columns, windows: Intervals) -> _Parts:
