@@ -6,7 +6,7 @@ from recordings import span
 
 EMITS = [
     "model.generate", "model.forward", "autograd.backward", "optimizer.step", "gpu.optimizer.step",
-    "model.load_weights", "host.work",
+    "model.load_weights", "host.work", "recording.detail",
 ]  # fmt: skip
 HOOK = {
     "instrumentation": "torch_models", "target": "torch:nn.Module.__call__", "state": "installed", "slot": 1,

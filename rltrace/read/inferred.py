@@ -208,10 +208,11 @@ def spans_of(
     if not (known.learns or generates(seen, known)):
         return
     if not has_steps():
+        starts_ns = [piece.start_ns for piece in pieces]
         for number, (start_ns, end_ns) in enumerate(steps):
             is_open = number == len(steps) - 1 and not is_over
             said = {"step": known.steps + number, "inferred": True, "reason": reason}
-            if was_brief((start_ns + end_ns) // 2, details, known):
+            if was_brief(_middle_ns(starts_ns, start_ns, end_ns), details, known):
                 said[BRIEF] = True
             yield _span(thread, STEP, start_ns, None if is_open else end_ns, said)
     begun_ns = [piece.start_ns for piece in pieces if piece.span.end_ns is None]
@@ -223,8 +224,18 @@ def spans_of(
                 yield _span(thread, name, begin_ns, ended_ns, {"inferred": True, "reason": why})
 
 
+def _middle_ns(starts_ns: Sequence[int], start_ns: int, end_ns: int) -> int:
+    """Return when the middle one of what ran in a step began, by which the step is judged.
+
+    At its edges the process may have been told of the next step already, or not yet of this one; and a step without
+    work in its second half would be told by its own middle what is true of the next one.
+    """
+    first, behind = bisect_left(starts_ns, start_ns), bisect_left(starts_ns, end_ns)
+    return starts_ns[(first + behind) // 2] if first < behind else (start_ns + end_ns) // 2
+
+
 def was_brief(at_ns: int, details: Sequence[Span], known: Known) -> bool:
-    """Return whether the process did not record everything at a time; steps are judged by their middle."""
+    """Return whether the process did not record everything at a time."""
     before = bisect_right(details, at_ns, key=_start_ns)
     return details[before - 1].args.get("full") is False if before else known.is_brief
 

@@ -52,6 +52,14 @@ def test_step_begins_with_its_generation(tmp_path: Path) -> None:
     assert [row.phases["actor.update"].inferred for row in found.phases if row.step is not None] == [True, True]
 
 
+def test_step_is_in_brief_by_what_ran_in_it(tmp_path: Path) -> None:
+    """A process is told of its next step before it generates again, however long it waits in between."""
+    briefs = [span("recording.detail", at, at, full=full) for at, full in ((0, False), (8, True), (28, False))]
+    found = read(tmp_path, *briefs, *[part for at in (1, 20, 60) for part in (generate(at, at + 4), learn(at + 4))])
+    assert steps(found) == [(1, 20), (20, 60), (60, 67)]
+    assert [step.brief for step in found.steps] == [True, False, True]
+
+
 def test_step_ends_with_the_rarest_optimizer(tmp_path: Path) -> None:
     """Without a generation a step ends with its accumulation, of the optimizer that steps least."""
     rounds = [learn(start + at, number, (number,)) for start in (0, 20, 40) for at, number in ((0, 1), (3, 1), (6, 2))]
