@@ -153,7 +153,7 @@ class DeviceCounters:
             for ts_ns, value in _pairs(kept.used):
                 yield ts_ns, value, kept.process.name
         points = sampled_points(self._sampled, str(lane.device))
-        for ts_ns, value in zip(points.times_ns.tolist(), points.bytes.tolist(), strict=True):
+        for ts_ns, value in zip(points.times_ns.tolist(), points.values.tolist(), strict=True):
             yield ts_ns, value, SAMPLER
 
 

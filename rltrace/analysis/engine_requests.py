@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.distributions import parts
-from rltrace.analysis.intervals import Intervals, holding
+from rltrace.analysis.intervals import LATEST_NS, Intervals, holding
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.requests import joined
@@ -61,7 +61,7 @@ def balanced(requests: EngineRequests, steps: int) -> Balance:
     at = requests.step * shape[1] + requests.engine
     has_tokens = bool((requests.tokens >= 0).all())
     work = np.bincount(at, requests.tokens if has_tokens else None, shape[0] * shape[1]).astype(np.float64)
-    first, last = np.full(steps, np.iinfo(np.int64).max), np.zeros(shape[0] * shape[1], np.int64)
+    first, last = np.full(steps, LATEST_NS), np.zeros(shape[0] * shape[1], np.int64)
     np.minimum.at(first, requests.step, requests.starts)
     np.maximum.at(last, at, requests.ends)
     seconds = np.maximum(last.reshape(shape) - first[:, None], 0) / 1e9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.coded import Coded
 from rltrace.analysis.computing import computing
-from rltrace.analysis.intervals import EMPTY, Intervals, added_up_by, cut, opened_last, outside, union
+from rltrace.analysis.intervals import EARLIEST_NS, EMPTY, Intervals, added_up_by, cut, opened_last, outside, union
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.lifetimes import Presence, presence
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.phases import driver_phases, lane_phases
 from rltrace.analysis.seen.process import Seen
+from rltrace.analysis.seen.rows import groups
 from rltrace.analysis.steps import FIRST, StepWindows
 
 RUN, STARTUP, FIRST_STEP, STEADY_STEP = "run", "startup", "first_step", "steady_step"
@@ -24,10 +25,6 @@ RUN, STARTUP, FIRST_STEP, STEADY_STEP = "run", "startup", "first_step", "steady_
 
 Between = tuple[str | None, str | None]
 """The phases around a gap; None if the step begins, or ends, with the gap."""
-
-
-_BEFORE_NS = np.iinfo(np.int64).min
-"""Earlier than any time."""
 
 
 class IdleGap(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +201,8 @@ class _Gaps:
                 places = places[self._is_whole[places]]
             is_in = np.zeros(len(self._is_whole), np.bool_)
             is_in[places] = True
-            alike = _in_groups(self._between.places, np.flatnonzero(is_in[self._window]))
+            inside = np.flatnonzero(is_in[self._window])
+            alike = [inside[of_kind] for of_kind in groups(self._between.places[inside])]
             alike.sort(key=lambda of_kind: (-self._lengths_ns[of_kind].sum(), of_kind[0]))
             for gaps in alike:
                 yield _Group(what, len(places), self._between.values[self._between.places[gaps[0]]], gaps)
@@ -224,19 +222,12 @@ class _Gaps:
         return found
 
 
-def _in_groups(kind_of: NDArray[np.integer[Any]], gaps: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """Return some gaps by their kind, those of each in order."""
-    by_kind = gaps[np.argsort(kind_of[gaps], kind="stable")]
-    firsts = np.flatnonzero(np.diff(kind_of[by_kind])) + 1
-    return np.split(by_kind, firsts) if len(gaps) else []
-
-
 def _phases_at(
     times_ns: NDArray[np.int64], edges_ns: NDArray[np.int64], of_phases: list[NDArray[np.int64]]
 ) -> NDArray[np.intp]:
     """Return which phase begins or ends at each of these times, by its place from 1; 0 at the edge of the window, and
     where none does."""
-    known_ns = np.concatenate([[_BEFORE_NS], *of_phases])
+    known_ns = np.concatenate([[EARLIEST_NS], *of_phases])
     place = np.repeat(np.arange(len(of_phases) + 1), [1, *map(len, of_phases)])
     order = np.argsort(known_ns, kind="stable")
     last = order[np.searchsorted(known_ns[order], times_ns, side="right") - 1]

@@ -15,12 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.intervals import EARLIEST_NS
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, ByName, Looks, Values, looks, together
 from rltrace.analysis.observations import Observations, once
 from rltrace.analysis.same_moment import NONE, Readings, Taken, are_stamped, same_moment
 from rltrace.analysis.seen.process import Seen
-from rltrace.analysis.seen.samples import Samples, values_at
+from rltrace.analysis.seen.samples import Points, Samples, points, values_at
 from rltrace.analysis.unstamped import consistent, unstamped
 from rltrace.events import OWNERS
 
@@ -34,10 +35,6 @@ ALLOWED_CPU_BYTES = 24 << 20
 ALLOWED_GPU_BYTES = 256 << 20
 """How many bytes may be unaccounted at a consistent phase boundary: a share of the used bytes, or this many, whichever
 is more."""
-
-
-_BEFORE_NS = np.iinfo(np.int64).min
-"""Earlier than any time."""
 
 
 class Ledger:
@@ -125,7 +122,7 @@ class MostHeld(NamedTuple):
 
 def most_held(processes: list[Seen]) -> dict[str, MostHeld]:
     """Return the most that each owner held by the counters, at the first moment when it did."""
-    held: dict[str, list[_Held]] = {}
+    held: dict[str, list[Points]] = {}
     for process in processes:
         for owner, samples in process.owners.items():
             held.setdefault(owner, []).append(_until_the_end(samples, process))
@@ -133,42 +130,31 @@ def most_held(processes: list[Seen]) -> dict[str, MostHeld]:
     return {owner: _most_held(held[owner], min(firsts)) for owner in sorted(held, key=OWNERS.index)}
 
 
-class _Held(NamedTuple):
-    """What an owner held since each of some times."""
-
-    times_ns: NDArray[np.int64]
-    bytes: NDArray[np.float64]
-
-    def at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return what it held at some times; 0 before the first."""
-        return np.append(0.0, self.bytes)[np.searchsorted(self.times_ns, times_ns, side="right")]
-
-
-def _most_held(parts: list[_Held], first_ns: int) -> MostHeld:
+def _most_held(parts: list[Points], first_ns: int) -> MostHeld:
     """Return the most of one owner, by its parts in each process; before it said anything it held nothing."""
     held = parts[0] if len(parts) == 1 else _added_up(parts)
     is_last = np.append(held.times_ns[1:] != held.times_ns[:-1], True)[: len(held.times_ns)]  # of those at one time
-    times_ns, size_bytes = held.times_ns[is_last], held.bytes[is_last]
+    times_ns, size_bytes = held.times_ns[is_last], held.values[is_last]
     if not len(times_ns) or first_ns < times_ns[0]:
         times_ns, size_bytes = np.append(first_ns, times_ns), np.append(0.0, size_bytes)
     most = int(np.argmax(size_bytes))
     return MostHeld(int(times_ns[most]), int(size_bytes[most]))
 
 
-def _added_up(parts: list[_Held]) -> _Held:
+def _added_up(parts: list[Points]) -> Points:
     """Return what an owner held in all processes; bytes are whole numbers, so that their changes add up exactly."""
     times_ns = np.concatenate([part.times_ns for part in parts])
-    changes = np.concatenate([np.diff(part.bytes, prepend=0.0) for part in parts])
+    changes = np.concatenate([np.diff(part.values, prepend=0.0) for part in parts])
     order = np.argsort(times_ns, kind="stable")
-    return _Held(times_ns[order], np.cumsum(changes[order]))
+    return Points(times_ns[order], np.cumsum(changes[order]))
 
 
-def _until_the_end(samples: Samples, process: Seen) -> _Held:
+def _until_the_end(samples: Samples, process: Seen) -> Points:
     """Return what an owner held in a process, until that ended."""
-    held = _Held(np.array(samples.times_ns, np.int64), np.array(samples.values, np.float64))
+    held = points(samples)
     if process.process.is_alive:
         return held
-    return _Held(np.append(held.times_ns, process.last_ns + 1), np.append(held.bytes, 0.0))
+    return Points(np.append(held.times_ns, process.last_ns + 1), np.append(held.values, 0.0))
 
 
 # ---- by looks ---------------------------------------------------------------------------------------------------
@@ -209,7 +195,7 @@ def _at_looks(samples: Samples, ends_ns: NDArray[np.int64]) -> NDArray[np.float6
     """
     times_ns, silent = np.array(samples.times_ns, np.int64), len(ends_ns) - len(samples.times_ns)
     if silent >= 0:
-        before_ns = np.append(_BEFORE_NS, ends_ns)[silent:-1]
+        before_ns = np.append(EARLIEST_NS, ends_ns)[silent:-1]
         if ((before_ns < times_ns) & (times_ns <= ends_ns[silent:])).all():
             return np.concatenate([np.zeros(silent), samples.values])
     return values_at(samples, ends_ns)

@@ -26,6 +26,7 @@ from rltrace.analysis.engine_requests import (
     surplus_of,
     tails,
 )
+from rltrace.analysis.intervals import LATEST_NS
 from rltrace.analysis.moments import where_known
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
@@ -256,8 +257,6 @@ def _numbers(windows: StepWindows, places: list[int]) -> list[int]:
 # ---- the parts of each step -------------------------------------------------------------------------------------
 
 Places = NDArray[np.intp]
-_NEVER_NS = np.iinfo(np.int64).max
-"""Later than any time."""
 
 
 class _EngineSteps(NamedTuple):
@@ -289,7 +288,7 @@ class _Found:
         self._trajectories = trajectories(seen)
         requests = asked(seen)
         is_validating = np.append(self._trajectories.are_validating, False)[requests.trajectory]
-        self._ends_ns = np.sort(np.where(requests.ends == OPEN, np.iinfo(np.int64).max, requests.ends))
+        self._ends_ns = np.sort(np.where(requests.ends == OPEN, LATEST_NS, requests.ends))
         self._starts_ns = np.sort(requests.starts)
         rows, self._step_of_request = in_order(np.where(is_validating, -1, windows.places(requests.starts)))
         self._requests: Asked = requests.part(rows)
@@ -319,10 +318,10 @@ class _Found:
         starts = np.concatenate([requests.starts, of.starts[counted]])
         ends = np.concatenate([requests.ends, of.ends[counted]])
         is_over = ends != OPEN
-        first, last = np.full(len(self._windows.numbers), _NEVER_NS), np.full(len(self._windows.numbers), -_NEVER_NS)
+        first, last = np.full(len(self._windows.numbers), LATEST_NS), np.full(len(self._windows.numbers), -LATEST_NS)
         np.minimum.at(first, step[is_over], starts[is_over])
         np.maximum.at(last, step[is_over], ends[is_over])
-        has_any = first < _NEVER_NS
+        has_any = first < LATEST_NS
         return np.where(has_any, first, 0), np.where(has_any, last, 0)
 
     def figures(self, groups: list[list[int]]) -> list[Rollout]:

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.intervals import LATEST_NS
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.spans import Intervalled
@@ -42,7 +43,7 @@ class SpanTable:
         having = [(number, kept) for number, kept in found if kept]
         self._kept = [kept for _, kept in having]
         self.starts, self.ends = self.column("starts"), self.column("ends")
-        self.until = np.where(self.ends == OPEN, np.iinfo(np.int64).max, self.ends)
+        self.until = np.where(self.ends == OPEN, LATEST_NS, self.ends)
         self.process = np.repeat(
             np.array([number for number, _ in having], np.int64), [len(kept) for kept in self._kept]
         )

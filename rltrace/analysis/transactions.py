@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.intervals import LATEST_NS
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.ledger import UNACCOUNTED, Ledger, ledgers
 from rltrace.analysis.moments import where_known
@@ -25,9 +26,6 @@ OWNER_OF_TAG = {"weights": "rollout.weights", "kv_cache": "rollout.kv_cache"}
 
 SMALL_BYTES = 1 << 20
 """Fewer bytes than this are not worth a verdict."""
-
-_NEVER_NS = np.iinfo(np.int64).max
-"""Later than any time."""
 
 SLACK_BYTES = 32 << 20
 """By how much less the device may fall than what was unmapped: kernels and channels that other processes load
@@ -421,7 +419,7 @@ def _outer_moves(moves: list[Span]) -> list[tuple[Span, list[Span]]]:
     phases = [phase for name in (SLEEP, *WAKE_UPS) for phase in _joined(moves, name)]
     inner = [move for move in moves if move.name in (MAP, UNMAP)]
     starts_ns = np.array([move.start_ns for move in inner], np.int64)
-    ends_ns = [_NEVER_NS if phase.end_ns is None else phase.end_ns for phase in phases]
+    ends_ns = [LATEST_NS if phase.end_ns is None else phase.end_ns for phase in phases]
     first = np.searchsorted(starts_ns, [phase.start_ns for phase in phases])
     behind = np.maximum(first, np.searchsorted(starts_ns, ends_ns))
     many = len(inner) + 1

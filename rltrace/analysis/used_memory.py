@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.observations import Observations
-from rltrace.analysis.seen.samples import Samples
+from rltrace.analysis.seen.samples import NO_POINTS, Points, Samples, points
 from rltrace.events import subject
 
 SAMPLED_USED, SAMPLED_RESERVED = "gpu.used_bytes", "gpu.reserved_bytes"
@@ -36,26 +36,12 @@ class UsedMemory(NamedTuple):
 
 def used_memory(seen: Observations, lane: Lane) -> UsedMemory:
     """Return the line of a lane's GPU; it is empty where nobody looked."""
-    looked = [_points(process.used) for process in seen.on(lane)]
+    looked = [points(process.used) for process in seen.on(lane)]
     sampled = [sampled_points(process.sampled, str(lane.device)) for process in seen.samplers]
     times_ns, size_bytes = (np.concatenate(columns) for columns in zip(NO_POINTS, *looked, *sampled, strict=True))
-    is_sampled = np.arange(len(times_ns)) >= len(times_ns) - sum(len(points.times_ns) for points in sampled)
+    is_sampled = np.arange(len(times_ns)) >= len(times_ns) - sum(len(one.times_ns) for one in sampled)
     order = np.lexsort((is_sampled, size_bytes, times_ns))
     return UsedMemory(times_ns[order], size_bytes[order], is_sampled[order])
-
-
-class Points(NamedTuple):
-    """What was used at some times, in order. Shape (N,)."""
-
-    times_ns: NDArray[np.int64]
-    bytes: NDArray[np.float64]
-
-
-NO_POINTS = Points(np.empty(0, np.int64), np.empty(0))
-
-
-def _points(samples: Samples) -> Points:
-    return Points(np.array(samples.times_ns, np.int64), np.array(samples.values, np.float64))
 
 
 def sampled_points(sampled: dict[str, Samples], device: str) -> Points:
@@ -70,5 +56,5 @@ def sampled_points(sampled: dict[str, Samples], device: str) -> Points:
         return NO_POINTS
     reserved = sampled.get(subject(SAMPLED_RESERVED, device), Samples())
     reserved_bytes = reserved.values[0] if len(reserved.values) else 0.0  # the driver's own stays as it is
-    points = _points(used)
-    return points._replace(bytes=points.bytes + reserved_bytes)
+    found = points(used)
+    return found._replace(values=found.values + reserved_bytes)

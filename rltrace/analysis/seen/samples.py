@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +40,28 @@ class Samples:
         self.times_ns, self.values = array("q", times_ns[order].tobytes()), array("d", values.tobytes())
 
 
+class Points(NamedTuple):
+    """Samples in the order of their times, when none is added any more. Shape (N,)."""
+
+    times_ns: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    def at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the last value of each moment or before it; 0 before the first."""
+        return np.append(0.0, self.values)[np.searchsorted(self.times_ns, times_ns, side="right")]
+
+
+NO_POINTS = Points(np.empty(0, np.int64), np.empty(0))
+
+
+def points(samples: Samples) -> Points:
+    """Return samples as they are now."""
+    return Points(np.array(samples.times_ns, np.int64), np.array(samples.values, np.float64))
+
+
 def values_at(samples: Samples, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The last value of each moment or before it; 0 before the first."""
-    behind = np.searchsorted(np.array(samples.times_ns, np.int64), times_ns, side="right")
-    return np.concatenate([[0.0], np.array(samples.values, np.float64)])[behind]
+    """Return the last value of each moment or before it; 0 before the first."""
+    return points(samples).at(times_ns)
 
 
 class Balances:

@@ -39,6 +39,7 @@ SAME_NS = 2_000_000
 """A boundary this soon after a sample, with nothing allocated or freed between, is the same boundary."""
 
 RETRY_NS, RETRY_SHARE = 1_000_000_000, 0.01
+"""When the next look comes at the latest, after one that found nothing; and the share of time that looks may take."""
 
 ENGINES_PHASES = frozenset({*WAKE_UPS, "weight_sync", "rollout.generate", SLEEP})
 """The engine's memory moves in these phases."""
@@ -167,8 +168,10 @@ class Sought(Generic[Found]):
         Args:
             now: Look however short a time ago that was.
         """
-        began_ns = now_ns() if self.found is None else 0
-        if self.found is None and (now or began_ns >= self.next_ns):
+        if self.found is not None:
+            return self.found
+        began_ns = now_ns()
+        if now or began_ns >= self.next_ns:
             self.found = self._look()
             ended_ns = now_ns()
             self.next_ns = ended_ns + min(RETRY_NS, int((ended_ns - began_ns) / RETRY_SHARE))
