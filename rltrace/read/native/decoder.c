@@ -97,7 +97,7 @@ typedef struct {
 
 typedef struct {
     Texts texts; /* names, and texts that are arguments */
-    Texts keys;  /* of arrows, of which every one has its own */
+    Texts keys;  /* of arrows, of which nearly every one has its own: to look for it among them would be in vain */
     Argument arguments[MOST_ARGUMENTS];
     int32_t of_length[LONGEST_KEY + 1];
     int32_t many_arguments;
@@ -738,7 +738,7 @@ static int flow(Decoder *decoder, const Value *values) {
         decoder->strays++;
         return SOUND;
     }
-    int32_t key = intern(&decoder->keys, values[0].text, values[0].length);
+    int32_t key = put_text(&decoder->keys, values[0].text, values[0].length);
     if (key == NONE) return NO_MEMORY;
     int32_t at = new_element(&decoder->flows, &decoder->free_flow, sizeof(Flow), offsetof(Flow, next));
     if (at == NONE) return NO_MEMORY;

@@ -1,4 +1,4 @@
-/* Texts by number: each is kept once.
+/* Texts by number: each is kept once, if it is interned.
 
    What a program says it says again in the same order, such as the owners of memory at each boundary: the text that has
    followed another one mostly follows it the next time too, and is looked at first. */
@@ -78,19 +78,23 @@ static inline int is_text(const Texts *texts, int32_t number, const uint8_t *tex
     return known_length == length && is_same(known, text, length);
 }
 
+/* Add a text, whether it is new or not, and return its number; NONE if memory is short. */
+static int32_t put_text(Texts *texts, const uint8_t *text, uint32_t length) {
+    if (texts->many >= INT32_MAX || room(&texts->ends, 8) || append(&texts->letters, text, length)) return NONE;
+    PUT(texts->ends, int64_t, texts->letters.size);
+    return (int32_t)texts->many++;
+}
+
 /* Return the number of a text, a new one if it is new; NONE if memory is short. */
 static int32_t number_of(Texts *texts, const uint8_t *text, uint32_t length) {
     if (texts->many * 2 >= texts->slots && rehash(texts, texts->slots ? texts->slots * 2 : 1024)) return NONE;
     size_t slot = hash_of(text, length) & (texts->slots - 1);
     for (; texts->table[slot] != NONE; slot = (slot + 1) & (texts->slots - 1))
         if (is_text(texts, texts->table[slot], text, length)) return texts->table[slot];
-    if (texts->many >= INT32_MAX || room(&texts->ends, 8) || room(&texts->follows, 4) ||
-        append(&texts->letters, text, length))
-        return NONE;
-    PUT(texts->ends, int64_t, texts->letters.size);
-    PUT(texts->follows, int32_t, texts->many);
-    texts->table[slot] = (int32_t)texts->many;
-    return (int32_t)texts->many++;
+    int32_t number = room(&texts->follows, 4) ? NONE : put_text(texts, text, length);
+    if (number == NONE) return NONE;
+    PUT(texts->follows, int32_t, number);
+    return texts->table[slot] = number;
 }
 
 /* Return the same, and remember that it was asked for. */
