@@ -5,7 +5,8 @@ Usage: hook_share.py RUN COMMAND...
 COMMAND records into the folder RUN, as `rltrace exec --out RUN -- python train.py`. It runs with RLTRACE_TIME_HOOKS=1.
 Meanwhile each process's counts are read twice a second, so that what hooks took in the later two thirds of the steps is
 known without the start-up and the first steps, in which caches fill. Of each process the hooks that took most are
-printed, with how often a step called them.
+printed, with how often a step called them: how often they were called is written down now and then only, so that is
+what they took divided by what one call takes on average, over the whole run.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def looks_at(run: Path, command: list[str]) -> Looks:
         follower.join()
     if code:
         sys.exit(code)
+    look(run, looks)
     return looks
 
 
@@ -92,15 +94,17 @@ def shares(recording: Recording, looks: Looks, steps: int, start_ns: int, end_ns
 
     for process in recording.processes:
         grew = between(looks[process.key], start_ns, end_ns) if looks[process.key] else np.zeros(2 * COUNT_SLOTS)
-        fired, spent_ns = grew[:COUNT_SLOTS], grew[COUNT_SLOTS:]
+        spent_ns = grew[COUNT_SLOTS:]
         total_ns += spent_ns.sum()
         if not spent_ns.any():
             continue
         yield f"{process.name}: {said(spent_ns.sum())}"
+        _, ended = looks[process.key][-1]
+        of_call_ns = ended[COUNT_SLOTS:] / np.maximum(ended[:COUNT_SLOTS], 1)
         for hook in sorted(process.hooks, key=lambda hook: -spent_ns[hook["slot"]])[:MOST]:
-            calls, took_ns = fired[hook["slot"]], spent_ns[hook["slot"]]
+            took_ns, call_ns = spent_ns[hook["slot"]], of_call_ns[hook["slot"]]
             if took_ns:
-                each = f"{calls / steps:8.1f} of {took_ns / max(calls, 1) / 1e3:7.1f} µs"
+                each = f"{took_ns / call_ns / steps:8.1f} of {call_ns / 1e3:7.1f} µs"
                 yield f"  {took_ns / steps / 1e6:7.3f} ms  {each}  {hook['instrumentation']}: {hook['target']}"
     yield f"all: {said(total_ns)}"
 
