@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rltrace.analysis.intervals import EMPTY, Intervals, cut, union
+from rltrace.analysis.intervals import EARLIEST_NS, EMPTY, LATEST_NS, Intervals, cut, outside, union
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.observations import Observations, once
 from rltrace.analysis.seen.process import Seen
@@ -27,10 +27,13 @@ WAITING = (
 CPU_COUNTER, BUSY_PERCENT = "process.cpu_percent", 50.0
 """The share of one processor from which on a process counts as computing between two samples."""
 
+ALWAYS: Intervals = np.array([(EARLIEST_NS, LATEST_NS)], np.int64)
+
 
 @once
 def computing(seen: Observations) -> dict[Lane, Intervals]:
-    """Return when the processes of each lane computed, by their automatic spans, GPU times and processor times.
+    """Return when the processes of each lane computed in no phase, by their automatic spans, GPU times and processor
+    times.
 
     The processor time between two samples counts only if no phase lies between them; otherwise it may be the phase's.
     The driver is left out, because its ranks compute for it.
@@ -41,11 +44,12 @@ def computing(seen: Observations) -> dict[Lane, Intervals]:
 
 
 def _of_lane(processes: list[Seen], busy: list[Intervals], seen: Observations) -> Intervals:
+    phases = union(*(kept.rows(seen.end_ns) for process in processes for kept in process.phases.values()))
+    between, _ = outside(phases, ALWAYS)
     rows = [spans for process in processes for spans in _of_spans(process, seen)]
-    if busy:
-        phases = union(*(kept.rows(seen.end_ns) for process in processes for kept in process.phases.values()))
-        rows += [_apart_from(between, phases) for between in busy]
-    return union(*rows)
+    rows += [_apart_from(samples, phases) for samples in busy]
+    # Nearly all lies inside of phases: what is left is little to put in order.
+    return union(*(cut(some, between)[0] for some in rows))
 
 
 def _of_spans(process: Seen, seen: Observations) -> list[Intervals]:

@@ -154,7 +154,7 @@ def _work(
 def _launched(columns: _Columns, steps: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
     """What the host launched in these steps, whole: it is theirs though the GPU ends it in the next step."""
     begun = np.flatnonzero(holding(steps, columns.launched_ns) >= 0)
-    return columns.rows[begun], begun
+    return columns.rows.take(begun, axis=0), begun
 
 
 class _Phases:
@@ -181,7 +181,7 @@ class _Phases:
                 if not len(own):  # as in most phases, which have no work of this kind
                     yield EMPTY, own
                     continue
-                found, of_row = pieces[own], row[own]
+                found, of_row = pieces.take(own, axis=0), row[own]
             else:
                 found, _, of_row = cut(rows, inside)
             yield found, of_row[found[:, 0] == rows[of_row, 0]]
@@ -252,7 +252,7 @@ def _outermost(rows: Intervals) -> NDArray[np.bool_]:
     uncertain."""
     by_start = np.lexsort((-rows[:, 1], rows[:, 0]))
     reach_ns = np.maximum.accumulate(rows[by_start, 1])
-    middle_ns = rows[by_start].mean(axis=1)
+    middle_ns = rows.take(by_start, axis=0).mean(axis=1)
     is_outermost = np.empty(len(rows), bool)
     is_outermost[by_start] = np.append(True, middle_ns[1:] >= reach_ns[:-1])
     return is_outermost

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
 
 import msgspec
+import numpy as np
 
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.seen.process import Seen
-from rltrace.analysis.seen.samples import Samples
+from rltrace.analysis.seen.samples import Samples, points
 from rltrace.events import UNATTRIBUTED, pinned_of
 
 NOT_RECORDED = "pinned memory was not measured in this Recording"
@@ -60,7 +60,7 @@ def _host_memory(process: Seen, seen: Observations) -> HostMemory:
     peak = _peak(process.resident)
     device = process.lane.device or ""
     is_device = device.startswith("cpu")
-    pinned = {owner: int(max(samples.values)) for owner, samples in process.pinned.items()}
+    pinned = _most(process.pinned)
     unknown = {} if is_device else _unknown(process, has_gpu=device.startswith("GPU"))
     return HostMemory(
         process_key=process.process.key,
@@ -69,7 +69,7 @@ def _host_memory(process: Seen, seen: Observations) -> HostMemory:
         host=process.process.host,
         peak_resident_bytes=None if peak is None else int(process.resident.values[peak]),
         peak_at_seconds=None if peak is None else (process.resident.times_ns[peak] - seen.start_ns) / 1e9,
-        peak_owner_bytes={owner: int(max(samples.values)) for owner, samples in process.on_host.items()},
+        peak_owner_bytes=_most(process.on_host),
         peak_pinned_bytes=_most_together(process.pinned),
         peak_owner_pinned_bytes=dict.fromkeys(process.on_host) | dict.fromkeys(unknown) | pinned,
         pinned_unknown=unknown,
@@ -95,18 +95,16 @@ def _most_together(pinned: Mapping[str, Samples]) -> int | None:
     Unattributed bytes are said at phase boundaries only: in between, a copy that torch had kept and an engine has taken
     would count twice.
     """
-    whole = pinned.get(UNATTRIBUTED)
-    moments = {at for samples in pinned.values() for at in samples.times_ns} if whole is None else whole.times_ns
-    sums = (sum(_said_by(moment, samples) for samples in pinned.values()) for moment in moments)
-    return int(max(sums)) if moments else None
+    telling = [points(pinned[UNATTRIBUTED])] if UNATTRIBUTED in pinned else [*map(points, pinned.values())]
+    moments_ns = np.concatenate([np.empty(0, np.int64), *(one.times_ns for one in telling)])
+    sums = sum((points(samples).at(moments_ns) for samples in pinned.values()), np.zeros(len(moments_ns)))
+    return int(sums.max()) if len(moments_ns) else None
 
 
-def _said_by(moment_ns: int, samples: Samples) -> float:
-    """Return what a row said last; nothing before it has said anything."""
-    index = bisect_right(samples.times_ns, moment_ns)
-    return samples.values[index - 1] if index else 0.0
+def _most(rows: Mapping[str, Samples]) -> dict[str, int]:
+    """Return the most of each row."""
+    return {owner: int(np.max(samples.values)) for owner, samples in rows.items()}
 
 
 def _peak(samples: Samples) -> int | None:
-    values = samples.values
-    return max(range(len(values)), key=values.__getitem__) if values else None
+    return int(np.argmax(samples.values)) if samples.values else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,16 @@ def paired(starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> Interval
     rows = np.empty((len(starts_ns), 2), np.int64)
     rows[:, 0], rows[:, 1] = starts_ns, ends_ns
     return rows
+
+
+def sorted_by(column: NDArray[np.int64], *others: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the places of rows in the order of a column; those that are alike there in the order of the others.
+
+    Where none are alike, as times hardly ever are, nothing but that column is sorted.
+    """
+    order = np.argsort(column, kind="stable")
+    in_order = column[order]
+    return order if (in_order[1:] != in_order[:-1]).all() else np.lexsort((*others[::-1], column))
 
 
 def covered_ns(*sets: Intervals) -> int:
@@ -179,7 +189,7 @@ def opened_last(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray
     for some in np.split(begun, _cuts(window[begun])):
         of = row[some]
         # The later ones come last; of those that begin together the shorter one, then the first of the rows.
-        order = np.lexsort((-of, -rows[:, 1][of], rows[:, 0][of]))
+        order = sorted_by(rows[:, 0][of], -rows[:, 1][of], -of)
         segments, last = _last_over(pieces.take(some[order], axis=0))
         found.append((segments, of[order[last]]))
     return np.concatenate([segments for segments, _ in found]), np.concatenate([of for _, of in found])
@@ -203,7 +213,7 @@ def _last_over(rows: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
     """
     if not len(rows):
         return EMPTY, np.empty(0, np.intp)
-    edges = np.sort(rows, axis=None)  # np.unique takes longer
+    edges = np.sort(rows.T, axis=None, kind="stable")  # starts are in order, and ends nearly; np.unique takes longer
     edges = edges[np.append(True, edges[1:] != edges[:-1])]
     first, behind = np.searchsorted(edges, rows[:, 0]), np.searchsorted(edges, rows[:, 1])
     power = np.frexp(behind - first)[1] - 1

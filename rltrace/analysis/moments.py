@@ -108,6 +108,13 @@ class Boundaries(Sequence[Boundary]):
         numbers = {name: values[chosen] for name, values in self.numbers.items()}
         return Boundaries(step=step, phase=phase, owners=self.owners, owned_bytes=self.owned_bytes, **numbers)
 
+    def held(self, owner: str) -> NDArray[np.int64]:
+        """Return what an owner held at each of them; zeros for one that is not here."""
+        if owner not in self.owners:
+            return np.zeros(len(self), np.int64)
+        held: NDArray[np.int64] = self.owned_bytes[self.numbers["moment"], self.owners.index(owner)]
+        return held
+
     def column(self, name: str, chosen: slice = slice(None)) -> list[Any]:
         """Return a field of `Boundary`, of all boundaries or of some."""
         if name == "bytes":

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.intervals import Intervals
+from rltrace.analysis.intervals import Intervals, sorted_by
 from rltrace.analysis.seen.process import Seen
 
 Times = NDArray[np.int64]
@@ -56,7 +56,7 @@ def spans_of(phases: Sequence[tuple[str, Intervals]]) -> PhaseSpans:
     places = np.repeat(
         np.array([names.index(name) for name, _ in phases], np.intp), [len(rows) for _, rows in phases] or 0
     )
-    order = np.lexsort((places, ends_ns, starts_ns))
+    order = sorted_by(starts_ns, ends_ns, places)
     return PhaseSpans(names, starts_ns[order], ends_ns[order], places[order])
 
 
@@ -67,13 +67,13 @@ class PhaseTimes:
     """
 
     def __init__(self, spans: PhaseSpans) -> None:
-        order = np.lexsort((spans.places, spans.starts_ns))
+        order = sorted_by(spans.starts_ns, spans.places)
         self._starts_ns, self._ends_ns, self._places = (
             column[order] for column in (spans.starts_ns, spans.ends_ns, spans.places)
         )
         self._reach_ns = np.maximum.accumulate(self._ends_ns)
         """The last end of a phase and of all before it."""
-        by_end = np.lexsort((spans.places, spans.ends_ns))
+        by_end = sorted_by(spans.ends_ns, spans.places)
         self._sorted_ends_ns, self._places_by_end = spans.ends_ns[by_end], spans.places[by_end]
 
     def around(self, at_ns: Times) -> Places:

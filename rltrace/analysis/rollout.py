@@ -288,8 +288,9 @@ class _Found:
         self._trajectories = trajectories(seen)
         requests = asked(seen)
         is_validating = np.append(self._trajectories.are_validating, False)[requests.trajectory]
-        self._ends_ns = np.sort(np.where(requests.ends == OPEN, LATEST_NS, requests.ends))
-        self._starts_ns = np.sort(requests.starts)
+        # Those of each process are in order already.
+        self._ends_ns = np.sort(np.where(requests.ends == OPEN, LATEST_NS, requests.ends), kind="stable")
+        self._starts_ns = np.sort(requests.starts, kind="stable")
         rows, self._step_of_request = in_order(np.where(is_validating, -1, windows.places(requests.starts)))
         self._requests: Asked = requests.part(rows)
         self._step_of_trajectory = windows.places(self._trajectories.table.starts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -131,10 +132,15 @@ class StepWindows:
 def steps(seen: Observations, windows: StepWindows) -> list[Step]:
     """Return every step in order; rewards and tokens come from the span's late arguments, else from the last sample
     inside it."""
-    return [_step(seen, own, place) for own in windows.all() for place in range(1, len(own.numbers))]
+    return [step for own in windows.all() for step in _steps(seen, own)]
 
 
-def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
+def _steps(seen: Observations, windows: StepWindows) -> Iterator[Step]:
+    steady = frozenset(windows.steady)
+    return (_step(seen, windows, place, is_steady=place in steady) for place in range(1, len(windows.numbers)))
+
+
+def _step(seen: Observations, windows: StepWindows, place: int, *, is_steady: bool) -> Step:
     span, number = windows.spans[place - 1], windows.numbers[place]  # the first window is the start-up
     assert windows.owner is not None and number is not None
     end_ns = _end_ns(span, seen)
@@ -164,7 +170,7 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
         brief_because=_brief_because(span, is_left=number in seen.recording.left_steps)
         if windows.brief[place]
         else None,
-        steady=place in windows.steady,
+        steady=is_steady,
         inferred=span.is_inferred,
         reward_mean=numbers.pop(REWARD_MEAN, None),
         tokens=tokens,

@@ -20,7 +20,7 @@ from rltrace.analysis.plan.plan import DOES_NOT_FIT, FITS, REFUSES, Plan, plan
 from rltrace.analysis.plan.settings import Settings
 from rltrace.analysis.plan.shapes import ModelShape, read_shape, shape_of
 from rltrace.analysis.plan.trainer import Trainer
-from rltrace.analysis.plan.training import walk
+from rltrace.analysis.plan.training import Walk, walk
 from rltrace.analysis.summary import Summary
 from rltrace.errors import ConfigError
 from rltrace.read.recording import Recording
@@ -235,6 +235,26 @@ def test_segments_that_are_kept_are_counted() -> None:
     ]
     measured = [279, 154, 7, 10]
     assert left == [pytest.approx(size * MEBIBYTE, abs=24 * MEBIBYTE) for size in measured]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"shards": 1, "param_bytes": 2},
+        {"ref_offload": True, "offload": True},
+        {"is_expandable": True, "recompute": False},
+        {"is_gathered": False, "replicas": 2},
+        {"wraps_embedding": True, "root_reshards": True, "log_prob_sequences": 3},
+    ],
+)
+def test_layers_that_repeat_are_left_out(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that leave all as it was before some of them are not walked through again, and nothing else changes."""
+    usual: dict[str, Any] = {"model": QWEN3_8B, "shards": 4, "sequences": 2, "sequence_tokens": 300}
+    trainer = Trainer(**usual | values)
+    found = walk.__wrapped__(trainer)
+    monkeypatch.setattr(Walk, "_state", lambda *_: (object(),))
+    assert walk.__wrapped__(trainer) == found
 
 
 def changed(settings: Settings, **engine_values: Any) -> Settings:

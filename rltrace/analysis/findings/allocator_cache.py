@@ -15,7 +15,7 @@ from rltrace.analysis.findings.run import Run, rows_of
 from rltrace.analysis.intervals import EMPTY
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.memory import CACHED, DeviceMemory
-from rltrace.analysis.moments import Boundary
+from rltrace.analysis.moments import Boundaries
 from rltrace.analysis.observations import once
 from rltrace.events import EMPTY_CACHE, SLEEP, WAKE_UPS
 
@@ -91,29 +91,30 @@ def _in_the_way(run: Run) -> Iterator[Finding]:
 
 def has_wake_ups(run: Run) -> bool:
     """Return whether it is known what a GPU holds when an engine wakes."""
-    return any(_edges(device) for device in gpus(run))
+    return any(len(_wake_ups(device)) for device in gpus(run))
 
 
 @once
 def in_the_way(run: Run) -> list[CachedAtWakeUp]:
     """Return all wake-ups in steps, those with the fullest caches first."""
-    found = []
-    for device in gpus(run):
-        lane = next((lane for lane in run.members if lane.name == device.lane), None)
-        edges, card_bytes = _edges(device), capacity_bytes(device)
-        at_ns = np.array([run.seen.start_ns + round(edge.at_seconds * 1e9) for edge in edges], np.int64)
-        were_emptied = [False] * len(edges) if lane is None else _just_emptied(run, lane, at_ns).tolist()
-        for edge, was_emptied in zip(edges, were_emptied, strict=True):
-            size = edge.bytes.get(CACHED, 0)
-            found.append(CachedAtWakeUp(size / card_bytes, size, edge.phase or "", edge.step or 0, device, was_emptied))
+    found = [one for device in gpus(run) for one in _of_device(run, device)]
     return sorted(found, key=lambda one: -one.share)
 
 
-def _edges(device: DeviceMemory) -> list[Boundary]:
+def _of_device(run: Run, device: DeviceMemory) -> Iterator[CachedAtWakeUp]:
+    lane = next((lane for lane in run.members if lane.name == device.lane), None)
+    edges, card_bytes = _wake_ups(device), capacity_bytes(device)
+    at_ns = run.seen.start_ns + np.rint(edges.numbers["at_seconds"] * 1e9).astype(np.int64)
+    were_emptied = np.zeros(len(edges), np.bool_) if lane is None else _just_emptied(run, lane, at_ns)
+    columns = (edges.held(CACHED).tolist(), edges.phase.rows(), edges.step.rows(), were_emptied.tolist())
+    for size, phase, step, was_emptied in zip(*columns, strict=True):
+        yield CachedAtWakeUp(size / card_bytes, size, phase, step, device, was_emptied)
+
+
+def _wake_ups(device: DeviceMemory) -> Boundaries:
     """Return how each wake-up in a step began."""
     edges = device.boundaries
-    begins = ~edges.numbers["is_end"] & edges.phase.are_in(WAKE_UPS) & ~edges.step.are_in([None])
-    return list(edges.part(begins))
+    return edges.part(~edges.numbers["is_end"] & edges.phase.are_in(WAKE_UPS) & ~edges.step.are_in([None]))
 
 
 def _just_emptied(run: Run, lane: Lane, at_ns: NDArray[np.int64]) -> NDArray[np.bool_]:

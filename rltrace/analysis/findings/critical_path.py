@@ -7,12 +7,11 @@ its parts and the gaps between them add up to the step. Whatever is not on it co
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,7 +21,7 @@ from rltrace.analysis.findings.finding import UnjudgeableError
 from rltrace.analysis.findings.rollout_tail import tails_of
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.slow_rank import Slowness, behind_others, slowness_of
-from rltrace.analysis.intervals import cut
+from rltrace.analysis.intervals import LATEST_NS, Intervals, cut
 from rltrace.analysis.lanes import DRIVER_ROLE
 from rltrace.analysis.phases import in_order
 
@@ -110,24 +109,60 @@ class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
     """That step, second by second."""
 
 
-class _Segment(NamedTuple):
-    """A piece of a path; a gap has no lane and no phase."""
+Places = NDArray[np.int64]
 
-    start_ns: int
-    end_ns: int
-    lane: int | None
-    phase: str | None
-    after: str | None
-    before: str | None
+NONE = -1
+"""In place of a lane or of a phase that there is none of."""
 
 
-class _Pieces(NamedTuple):
-    """The phases of one step, by the time at which they end."""
+class _Segments(NamedTuple):
+    """Pieces of the paths of all steps, in the order of time; a gap has no lane and no phase."""
 
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    lanes: NDArray[np.int64]
-    phases: NDArray[np.int64]
+    steps: Places
+    starts_ns: Places
+    ends_ns: Places
+    lanes: Places
+    phases: Places
+    after: Places
+    """For a gap, the phase before it."""
+    before: Places
+    """For a gap, the phase behind it."""
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """How long each one is."""
+        return np.asarray((self.ends_ns - self.starts_ns) / 1e9)
+
+    def part(self, chosen: NDArray[Any]) -> _Segments:
+        """Return some of them, by their places or by a mask."""
+        return _Segments(*(column[chosen] for column in self))
+
+
+class _Pieces:
+    """The phases of all steps, by the time at which they end."""
+
+    def __init__(self, rows: NDArray[np.int64], steps: int) -> None:
+        """Args:
+        rows: The step, the start, the end, the lane and the phase of each.
+        steps: How many steps there are.
+        """
+        rows = np.vstack([rows, (steps, LATEST_NS, LATEST_NS, NONE, NONE)])  # so that there is always one
+        self.starts_ns, self.ends_ns, self.lanes, self.phases = np.ascontiguousarray(rows[:, 1:].T)
+        self.firsts = np.searchsorted(rows[:, 0], np.arange(steps))
+        """The first piece of each step."""
+        self._by_lane = np.sort(self.lanes * len(rows) + np.arange(len(rows)))
+        """The place of each lane's pieces, behind the lane."""
+
+    def waited_for(self, steps: Places, at_ns: Places, lanes: Places) -> Places:
+        """Return the piece that ended before each of some moments: of the same lane if it ended just then, else the
+        last one of all; `NONE` without any in that step."""
+        many, firsts = len(self.ends_ns), self.firsts[steps]
+        last = np.searchsorted(self.ends_ns, at_ns, side="right") - 1
+        just_before = np.searchsorted(self.ends_ns, at_ns - JUST_BEFORE_NS, side="left")
+        found = self._by_lane[np.searchsorted(self._by_lane, lanes * many + last, side="right") - 1]
+        own = found - lanes * many
+        is_own = (own >= np.maximum(firsts, just_before)) & (own <= last)
+        return np.where(last < firsts, NONE, np.where(is_own, own, last))
 
 
 def critical_path(run: Run) -> CriticalPath:
@@ -147,19 +182,16 @@ def critical_path(run: Run) -> CriticalPath:
     if not names:
         raise UnjudgeableError("no rank and no driver has a phase in a steady step")
     slow = slowness_of(run)
-    paths = [
-        [_named(segment, place, names, slow) for segment in _path(pieces[place], start_ns, end_ns, phases)]
-        for place, (start_ns, end_ns) in enumerate(steps.tolist())
-    ]
+    paths = _named(_paths(pieces, steps), names, phases, slow)
     typical = int(np.argsort(run.step_seconds, kind="stable")[len(steps) // 2])
     return CriticalPath(
         steps=run.numbers,
         seconds=float(run.step_seconds.mean()),
-        parts=_parts(paths, names, float(run.step_seconds.mean())),
-        what_ifs=sorted(_what_ifs(run, paths, slow), key=lambda one: -one.bound_seconds),
+        parts=_parts(paths, names, phases, len(steps), float(run.step_seconds.mean())),
+        what_ifs=sorted(_what_ifs(run, paths, phases, slow), key=lambda one: -one.bound_seconds),
         slack=list(_slack(run)),
         typical_step=run.numbers[typical],
-        segments=[_shown(segment, names, run.seen.start_ns) for segment in paths[typical]],
+        segments=list(_shown(paths.part(paths.steps == typical), names, phases, run.seen.start_ns)),
     )
 
 
@@ -169,8 +201,8 @@ def _overlapping(run: Run) -> int:
     return sum(end is not None and start < end for end, start in zip(ends, starts, strict=True))
 
 
-def _pieces(run: Run) -> tuple[list[str], list[str], list[_Pieces]]:
-    """Return the names of lanes, those of phases, and what each step has of them."""
+def _pieces(run: Run) -> tuple[list[str], list[str], _Pieces]:
+    """Return the names of lanes, those of phases, and what the steps have of them."""
     rows = {lane.name: run.phases[lane] for lane in run.ranks} | {DRIVER_ROLE: run.driver_phases}
     if not run.ranks:
         rows = {lane.name: of for lane, of in run.phases.items()} | rows
@@ -184,90 +216,114 @@ def _pieces(run: Run) -> tuple[list[str], list[str], list[_Pieces]]:
             columns.append(np.column_stack([step, inside, known]))
     whole = np.concatenate(columns)
     whole = whole[whole[:, 2] > whole[:, 1]]
-    whole = whole[np.lexsort((whole[:, 2], whole[:, 0]))]
-    bounds = np.searchsorted(whole[:, 0], np.arange(len(run.steps) + 1))
-    return names, phases, [_Pieces(*whole[first:last, 1:].T) for first, last in pairwise(bounds)]
+    return names, phases, _Pieces(whole[np.lexsort((whole[:, 2], whole[:, 0]))], len(run.steps))
 
 
-def _path(pieces: _Pieces, start_ns: int, end_ns: int, phases: Sequence[str]) -> list[_Segment]:
-    """Walk back from the end of a step to its beginning."""
-    found: list[_Segment] = []
-    now_ns, lane, behind = end_ns, -1, None
-    while now_ns > start_ns:
-        at = _waited_for(pieces, now_ns, lane)
-        until_ns = start_ns if at is None else int(pieces.ends[at])
-        before = None if at is None else phases[int(pieces.phases[at])]
-        if until_ns < now_ns:
-            found.append(_Segment(until_ns, now_ns, None, None, before, behind))
-        if at is None:
-            break
-        now_ns, lane, behind = int(pieces.starts[at]), int(pieces.lanes[at]), before
-        found.append(_Segment(now_ns, until_ns, lane, before, None, None))
-    return found[::-1]
-
-
-def _waited_for(pieces: _Pieces, now_ns: int, lane: int) -> int | None:
-    """Return the piece that ended before a moment: of the same lane if it ended just then, else the last one of all."""
-    last = int(np.searchsorted(pieces.ends, now_ns, side="right")) - 1
-    if last < 0:
-        return None
-    first = int(np.searchsorted(pieces.ends, now_ns - JUST_BEFORE_NS, side="left"))
-    own = np.flatnonzero(pieces.lanes[first : last + 1] == lane)
-    return first + int(own[-1]) if len(own) else last
+def _paths(pieces: _Pieces, windows: Intervals) -> _Segments:
+    """Walk back from the end of each step to its beginning, in all steps at once."""
+    found = [_Segments(*np.empty((7, 0), np.int64))]
+    steps, now_ns = np.arange(len(windows)), windows[:, 1]
+    lanes, behind = np.full((2, len(windows)), NONE)
+    while len(goes_on := np.flatnonzero(now_ns > windows[steps, 0])):
+        steps, now_ns, lanes, behind = (one[goes_on] for one in (steps, now_ns, lanes, behind))
+        at, nothing = pieces.waited_for(steps, now_ns, lanes), np.full(len(steps), NONE)
+        is_any = at != NONE
+        until_ns = np.where(is_any, pieces.ends_ns[at], windows[steps, 0])
+        phases = np.where(is_any, pieces.phases[at], NONE)
+        found.append(_Segments(steps, until_ns, now_ns, nothing, nothing, phases, behind).part(until_ns < now_ns))
+        at, steps, until_ns, behind, nothing = (one[is_any] for one in (at, steps, until_ns, phases, nothing))
+        now_ns, lanes = pieces.starts_ns[at], pieces.lanes[at]
+        found.append(_Segments(steps, now_ns, until_ns, lanes, behind, nothing, nothing))
+    whole = _Segments(*map(np.concatenate, zip(*found, strict=True)))
+    return whole.part(np.argsort(whole.starts_ns, kind="stable"))
 
 
 # ---- whom a phase waited for ------------------------------------------------------------------------------------
 
 
-def _named(segment: _Segment, place: int, names: Sequence[str], slow: Mapping[str, Slowness]) -> _Segment:
-    """Return a segment with the culprit as its lane, where collectives make all ranks equally slow."""
-    known = slow.get(segment.phase or "")
-    if segment.lane is None or known is None or known.waited is None or names[segment.lane] == DRIVER_ROLE:
-        return segment
-    return segment._replace(lane=names.index(known.lanes[int(known.took[:, place].argmax())].name))
+def _named(paths: _Segments, names: Sequence[str], phases: Sequence[str], slow: Mapping[str, Slowness]) -> _Segments:
+    """Return paths with the culprit as the lane, where collectives make all ranks equally slow."""
+    lanes = paths.lanes.copy()
+    driver = names.index(DRIVER_ROLE) if DRIVER_ROLE in names else NONE
+    for phase, name in enumerate(phases):
+        known = slow.get(name)
+        if known is not None and known.waited is not None:
+            own = np.flatnonzero((paths.phases == phase) & (lanes != driver))
+            place_of = np.array([names.index(lane.name) for lane in known.lanes])
+            lanes[own] = place_of[known.took.argmax(axis=0)[paths.steps[own]]]
+    return paths._replace(lanes=lanes)
 
 
-def _parts(paths: Sequence[Sequence[_Segment]], names: Sequence[str], seconds: float) -> list[PathPart]:
-    """Return the mean of all paths, by phase and by gap, in the order in which they come."""
-    lengths = defaultdict[tuple[str | None, ...], float](float)
-    lanes = defaultdict[tuple[str | None, ...], Counter[str]](Counter)
-    places = defaultdict[tuple[str | None, ...], list[float]](list)
-    for path in paths:
-        for at, segment in enumerate(path):
-            key = segment.phase, segment.after, segment.before
-            lengths[key] += (segment.end_ns - segment.start_ns) / 1e9 / len(paths)
-            places[key].append(at / len(path))
-        for phase, lane in {(one.phase, one.lane) for one in path if one.lane is not None}:
-            lanes[phase, None, None][names[lane]] += 1
-    in_time = sorted(lengths, key=lambda key: sum(places[key]) / len(places[key]))
+def _parts(paths: _Segments, names: Sequence[str], phases: Sequence[str], steps: int, seconds: float) -> list[PathPart]:
+    """Return the mean of all paths, by phase and by gap, in the order in which they come.
+
+    Args:
+        paths: Those of all steps.
+        names: Of their lanes.
+        phases: The names of their phases.
+        steps: How many steps there are.
+        seconds: The mean length of a step.
+    """
+    many = len(phases) + 1
+    code = ((paths.phases + 1) * many + paths.after + 1) * many + paths.before + 1
+    codes, first, kind = np.unique(code, return_index=True, return_inverse=True)
+    lengths = np.bincount(kind, paths.seconds / steps).tolist()
+    places = np.bincount(kind, _shares_of_path(paths.steps)) / np.bincount(kind)
+    known, lanes = [*phases, None], _lanes(paths, names)
     return [
         PathPart(
-            phase=key[0],
-            after=key[1],
-            before=key[2],
-            seconds=lengths[key],
-            share=lengths[key] / seconds,
-            lanes=dict(lanes[key].most_common(NAMED)),
+            phase=known[(phase := codes[one] // many**2 - 1)],
+            after=known[codes[one] // many % many - 1],
+            before=known[codes[one] % many - 1],
+            seconds=lengths[one],
+            share=lengths[one] / seconds,
+            lanes=lanes.get(phase, {}),
         )
-        for key in in_time
+        for one in np.lexsort((first, places)).tolist()
     ]
 
 
-def _shown(segment: _Segment, names: Sequence[str], from_ns: int) -> PathSegment:
-    return PathSegment(
-        start_seconds=(segment.start_ns - from_ns) / 1e9,
-        end_seconds=(segment.end_ns - from_ns) / 1e9,
-        lane=None if segment.lane is None else names[segment.lane],
-        phase=segment.phase,
-    )
+def _shares_of_path(steps: Places) -> NDArray[np.float64]:
+    """Return how far along the path of its step each piece comes, from 0 to 1."""
+    many = np.bincount(steps)
+    return np.asarray((np.arange(len(steps)) - (np.cumsum(many) - many)[steps]) / many[steps])
+
+
+def _lanes(paths: _Segments, names: Sequence[str]) -> dict[int, dict[str, int]]:
+    """Return for each phase in how many steps it was waited for on which lane, the most first."""
+    paths = paths.part(paths.lanes != NONE)
+    many = int(paths.steps.max(initial=0)) + 1
+    once, first = np.unique((paths.phases * len(names) + paths.lanes) * many + paths.steps, return_index=True)
+    pairs, began, times = np.unique(once // many, return_index=True, return_counts=True)
+    found: dict[int, dict[str, int]] = {}
+    for at in np.lexsort((first[began], -times)).tolist():
+        phase, lane = divmod(int(pairs[at]), len(names))
+        of_phase = found.setdefault(phase, {})
+        if len(of_phase) < NAMED:
+            of_phase[names[lane]] = int(times[at])
+    return found
+
+
+def _shown(path: _Segments, names: Sequence[str], phases: Sequence[str], from_ns: int) -> Iterator[PathSegment]:
+    """Yield the pieces of a path, in seconds since the beginning of the Recording."""
+    lanes, known = [*names, None], [*phases, None]
+    columns = (path.starts_ns, path.ends_ns, path.lanes, path.phases)
+    for start_ns, end_ns, lane, phase in zip(*(column.tolist() for column in columns), strict=True):
+        yield PathSegment(
+            start_seconds=(start_ns - from_ns) / 1e9,
+            end_seconds=(end_ns - from_ns) / 1e9,
+            lane=lanes[lane],
+            phase=known[phase],
+        )
 
 
 # ---- otherwise --------------------------------------------------------------------------------------------------
 
 
-def _what_ifs(run: Run, paths: Sequence[Sequence[_Segment]], slow: Mapping[str, Slowness]) -> Iterator[WhatIf]:
+def _what_ifs(run: Run, paths: _Segments, phases: Sequence[str], slow: Mapping[str, Slowness]) -> Iterator[WhatIf]:
     """Yield bounds: what is on the path cannot save more than it is there, nor more than it is behind the others."""
-    on_path = _on_path(paths)
+    steps = len(run.steps)
+    on_path = _on_path(paths, phases, steps)
     behind = {
         name: np.minimum(behind_others(found.took).max(axis=0), on_path[name])
         for name, found in slow.items()
@@ -281,25 +337,24 @@ def _what_ifs(run: Run, paths: Sequence[Sequence[_Segment]], slow: Mapping[str, 
         gains = defaultdict[str, float](float)
         for name, seconds in behind.items():
             for place, at in enumerate(slow[name].took.argmax(axis=0).tolist()):
-                gains[slow[name].lanes[at].name] += float(seconds[place]) / len(paths)
+                gains[slow[name].lanes[at].name] += float(seconds[place]) / steps
         most = max(gains, key=lambda lane: gains[lane])
         yield WhatIf(what=f"{most} as fast as {MEDIAN}", bound_seconds=gains[most])
-    gaps = sum((one.end_ns - one.start_ns for path in paths for one in path if one.phase is None), 0) / 1e9
-    yield WhatIf(what="nothing between two phases", bound_seconds=gaps / len(paths))
+    gaps = paths.part(paths.phases == NONE)
+    gaps_ns = int((gaps.ends_ns - gaps.starts_ns).sum())
+    yield WhatIf(what="nothing between two phases", bound_seconds=gaps_ns / 1e9 / steps)
     with suppress(UnjudgeableError):
         yield WhatIf(what="no request among the slowest 5 %", bound_seconds=fmean(tails_of(run).seconds.tolist()))
     if SYNC in on_path:
         yield WhatIf(what="the weight sync beside other work", bound_seconds=float(on_path[SYNC].mean()))
 
 
-def _on_path(paths: Sequence[Sequence[_Segment]]) -> dict[str, NDArray[np.float64]]:
+def _on_path(paths: _Segments, phases: Sequence[str], steps: int) -> dict[str, NDArray[np.float64]]:
     """Return for how long each phase is on the path of each step."""
-    found = defaultdict[str, NDArray[np.float64]](lambda: np.zeros(len(paths)))
-    for place, path in enumerate(paths):
-        for segment in path:
-            if segment.phase is not None:
-                found[segment.phase][place] += (segment.end_ns - segment.start_ns) / 1e9
-    return dict(found)
+    own = {name: paths.part(paths.phases == phase) for phase, name in enumerate(phases)}
+    return {
+        name: np.bincount(of.steps, of.seconds, steps).astype(np.float64) for name, of in own.items() if len(of.steps)
+    }
 
 
 def _slack(run: Run) -> Iterator[Slack]:

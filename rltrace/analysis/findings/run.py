@@ -159,7 +159,7 @@ class Run:
 
     @cached_property
     def computing(self) -> dict[Lane, Intervals]:
-        """When each rank computed."""
+        """When each rank computed in no phase."""
         return computing(self.seen)
 
     @cached_property

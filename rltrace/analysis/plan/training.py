@@ -285,19 +285,18 @@ class Walk:
         with self.gathered(model.embedding):
             hidden = self.take(sizes.hidden)
         kept: list[Block] = []
-        for group in model.layers:
+        for group in model.layers if with_grad else ():
             with self.gathered(group):
                 self.workspace(1)
-                before = hidden
-                if with_grad and not t.recompute:
-                    kept += [self.take(size) for size in one.kept]
-                    hidden = self.take(sizes.hidden)
-                else:
+                if t.recompute:
+                    kept.append(hidden)
                     hidden = self.layer(tokens)
-                if with_grad and t.recompute:
-                    kept.append(before)
                 else:
+                    kept += [self.take(size) for size in one.kept]
+                    before, hidden = hidden, self.take(sizes.hidden)
                     self.give(before)
+        if not with_grad:
+            hidden = self._layers_alone(model.layers, tokens, hidden)
         normed = self._norm(hidden, sizes, with_grad=with_grad)
         with self.gathered(model.head):
             loss = self._head(normed, sizes, with_grad=with_grad)
@@ -334,6 +333,30 @@ class Walk:
             else:
                 held[name] = self.take(size)
         return held["out"]
+
+    def _layers_alone(self, layers: list[Group], tokens: int, hidden: Block) -> Block:
+        """Run decoder layers of which nothing is kept, and return what the last one returns.
+
+        Layers that are alike soon leave all as it was before some of them: the same would come again, and is left out.
+        """
+        are_alike = len({tuple(group.shapes.values()) for group in layers}) == 1
+        left, states = layers[::-1], [self._state(hidden)]
+        while left:
+            with self.gathered(left.pop()):
+                self.workspace(1)
+                before, hidden = hidden, self.layer(tokens)
+                self.give(before)
+            state = self._state(hidden)
+            if are_alike and state in states:
+                left, are_alike = left[: len(left) % (len(states) - states.index(state))], False
+            states.append(state)
+        return hidden
+
+    def _state(self, hidden: Block) -> tuple[object, ...]:
+        """Return all that decides what the allocator does with the next layer."""
+        free = [[entry[:2] for entry in pool.free] for pool in self.allocator.pools.values()]
+        gathering = None if self.gathering is None else self.gathering.address
+        return free, hidden.address, gathering, self.allocator.next_address
 
     def _norm(self, hidden: Block, sizes: activations.Logits, *, with_grad: bool) -> Block:
         """Take the last norm, in fp32, of which the backward needs all but the squares and the scaled."""
