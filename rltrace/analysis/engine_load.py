@@ -87,14 +87,12 @@ class _Passed:
 
     def __init__(self, instants_ns: NDArray[np.int64]) -> None:
         sorted_ns = np.sort(instants_ns, kind="stable")  # each engine's are in order already
+        # A million requests of an hour each add up to more digits than 53 bits have, and of a month to more than 64.
+        sums = np.cumsum(sorted_ns, dtype=np.longdouble)
         self._sorted_ns = sorted_ns.astype(np.float64)
-        self._sums_ns = np.append(0, np.cumsum(sorted_ns))
-        """What is beyond 64 bits is lost; the difference of two is right nevertheless."""
+        self._sums_ns = np.concatenate([np.zeros(1, np.longdouble), sums])
 
     def until(self, at_ns: Decimals) -> NDArray[np.longdouble]:
         """Return the integral of that number until some times."""
         passed = np.searchsorted(self._sorted_ns, at_ns)
-        places, place = np.unique(passed, return_inverse=True)
-        # A million requests of an hour each add up to more digits than 53 bits have.
-        sums_ns = np.cumsum(np.diff(self._sums_ns[places], prepend=0), dtype=np.longdouble)
-        return np.asarray(passed * at_ns.astype(np.longdouble) - sums_ns[place].reshape(passed.shape))
+        return np.asarray(passed * at_ns.astype(np.longdouble) - self._sums_ns[passed])
