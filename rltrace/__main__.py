@@ -10,9 +10,13 @@ def main(prog_name: str | None = None) -> None:
     """Run it; what the user's program has under the name of a package that we need is not for us."""
     put_installed_first()
     with without_collection():  # what is imported stays
-        from rltrace.cli import main
+        from rltrace.cli import leaving, main
 
-    main(prog_name=prog_name)
+    try:
+        main(prog_name=prog_name)
+    except SystemExit as exit_:
+        leaving.at_once(exit_.code)
+        raise
 
 
 if __name__ == "__main__":

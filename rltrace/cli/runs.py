@@ -18,6 +18,7 @@ import click
 from rltrace import plugins
 from rltrace.cli.completion import RUNS
 from rltrace.cli.echo import echo
+from rltrace.cli.leaving import until_the_end
 from rltrace.errors import RecordingError, RltraceError
 from rltrace.limits import LIMITS, NO_LIMITS, Limits
 from rltrace.record import allocation_steps, chosen_steps, cluster, disk_account, disk_budget, manifest, trackers
@@ -218,7 +219,7 @@ def figures_of(recording: Recording, selection: Selection) -> Figures:
     """Return the figures of a Recording, or of the part that was chosen; say which file of its cache is damaged."""
     from rltrace.analysis.figures import figures
 
-    found = figures(recording, selection)
+    found = until_the_end(figures(recording, selection))
     for why in found.damaged:
         echo(f"rltrace: not used: {why}; the figures come from the segments", err=True)
     return found
