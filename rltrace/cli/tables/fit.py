@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import inspect
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from rltrace.cli.tables.texts import UndeclaredError, texts_in
 from rltrace.host.control_characters import visible, visible_lines
 
 WIDTH = 100
@@ -63,7 +62,7 @@ _NUMBERS = frozenset({int, float, bool, type(None)})
 MANY = 64
 """So many items of a list are looked at together."""
 AT_A_TIME = 1024
-"""So many at most: their JSON is there for a moment."""
+"""So many at most: where one has a control character, all of these are looked at one by one."""
 
 
 def _parts(items: list[Any]) -> Iterator[list[Any]]:
@@ -73,47 +72,17 @@ def _parts(items: list[Any]) -> Iterator[list[Any]]:
 
 def _visible_part(items: list[Any], depth: int) -> list[Any]:
     """Return some items of a list with control characters visible. A long run has a hundred thousand records without
-    any, which their JSON says at once."""
+    any, whose texts are found at once."""
     return items if _are_plain(items) else [visible_figures(item, depth) for item in items]
 
 
 def _are_plain(records: list[Any]) -> bool:
-    """Return whether records have nothing but printable ASCII: JSON escapes whatever else is below its end."""
-    if not all(map(_is_shallow, set(map(type, records)))):
-        return False
+    """Return whether no text in records has a control character; False too where their types do not say what they
+    hold."""
     try:
-        written = msgspec.json.encode(records)
-    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):  # keys that are no text, half of a character
+        return all(map(str.isprintable, texts_in(records)))
+    except (UndeclaredError, TypeError):  # or they hold something else than they say
         return False
-    return written.isascii() and b"\\" not in written and b"\x7f" not in written
-
-
-@functools.cache
-def _is_shallow(record: type) -> bool:
-    """Return whether a record's own declaration says how deep it is: arguments of spans, which may be anything, are
-    shown to `DEEPEST` levels only."""
-    return issubclass(record, msgspec.Struct) and not _holds_anything(inspect.type_info(record), ())
-
-
-def _holds_anything(kind: inspect.Type, around: tuple[inspect.Type, ...]) -> bool:
-    """Return whether a type has a part of any type, or one that is a record around it."""
-    if isinstance(kind, inspect.AnyType | inspect.CustomType) or kind in around:
-        return True
-    parts: list[inspect.Type]
-    match kind:
-        case inspect.StructType():
-            parts = [field.type for field in kind.fields]
-        case inspect.DictType():
-            parts = [kind.key_type, kind.value_type]
-        case inspect.UnionType():
-            parts = list(kind.types)
-        case inspect.TupleType():
-            parts = list(kind.item_types)
-        case inspect.CollectionType():
-            parts = [kind.item_type]
-        case _:
-            parts = []
-    return any(_holds_anything(part, (*around, kind)) for part in parts)
 
 
 def _is_of_numbers(value: dict[Any, Any]) -> bool:
