@@ -50,19 +50,22 @@ class TimedDisplay(Display):
     def __init__(self, steps: int) -> None:
         super().__init__(steps)
         self.begun: list[tuple[str, float]] = []
+        self._start_s = 0.0
 
     def begin(self) -> None:
         """Begin a step."""
         self.begun = []
+        self._start_s = time.monotonic()
 
     def phase(self, name: str) -> None:
         """Show a phase, and end the one before."""
         super().phase(name)
         self.begun.append((PHASE_OF_CALL.get(name, name), time.monotonic()))
 
-    def end(self) -> dict[str, float]:
-        """End the step; return the seconds of its phases, each of which lasted until the next one began."""
-        ends = [at_s for _, at_s in self.begun[1:]] + [time.monotonic()]
+    def end(self, seconds: float) -> dict[str, float]:
+        """End a step that took so many seconds; return those of its phases, each of which lasted until the next one
+        began, and the last one as long as the step."""
+        ends = [at_s for _, at_s in self.begun[1:]] + [self._start_s + seconds]
         return {name: end_s - at_s for (name, at_s), end_s in zip(self.begun, ends, strict=True)}
 
 
@@ -108,7 +111,7 @@ def measure(config: Config, pairs: int, display: TimedDisplay, on_step: Callable
                 _record(workers, recorded)
                 display.begin()
                 done = train_step(config, workers, display, step)
-                phases = display.end()
+                phases = display.end(done.seconds)
                 _record(workers, True)
                 span.set(**done.figures())
             display.step(done)

@@ -86,7 +86,7 @@ def test_unrecorded_phases_are_timed(measured: Path) -> None:
     for times in ("1-traced.jsonl", "1-bare.jsonl"):
         for step in map(msgspec.json.decode, (measured / times).read_bytes().splitlines()):
             assert list(step["phases"]) == phases
-            assert step["seconds"] * 0.5 < sum(step["phases"].values()) < step["seconds"] + 0.01
+            assert step["seconds"] * 0.5 < sum(step["phases"].values()) <= step["seconds"]
     assert [row.what for row in read_overhead(measured, limit=0.005).phases] == phases
 
 
