@@ -126,7 +126,7 @@ def partitions(
         phases: The rank's phases by name, each disjoint and in order.
         driver: When the driver was in a phase of its own.
         windows: Shape (W, 2), disjoint and in order.
-        computing: When the rank computed, in a phase or not; disjoint and in order.
+        computing: When the rank computed; only what lies in none of its phases counts. Disjoint and in order.
         starting: When it had not begun.
     """
     phases_ns = np.zeros((len(phases), len(windows)), np.int64)

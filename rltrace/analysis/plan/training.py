@@ -285,18 +285,19 @@ class Walk:
         with self.gathered(model.embedding):
             hidden = self.take(sizes.hidden)
         kept: list[Block] = []
-        for group in model.layers if with_grad else ():
-            with self.gathered(group):
-                self.workspace(1)
-                if t.recompute:
-                    kept.append(hidden)
-                    hidden = self.layer(tokens)
-                else:
-                    kept += [self.take(size) for size in one.kept]
-                    before, hidden = hidden, self.take(sizes.hidden)
-                    self.give(before)
         if not with_grad:
             hidden = self._layers_alone(model.layers, tokens, hidden)
+        else:
+            for group in model.layers:
+                with self.gathered(group):
+                    self.workspace(1)
+                    if t.recompute:
+                        kept.append(hidden)
+                        hidden = self.layer(tokens)
+                    else:
+                        kept += [self.take(size) for size in one.kept]
+                        before, hidden = hidden, self.take(sizes.hidden)
+                        self.give(before)
         normed = self._norm(hidden, sizes, with_grad=with_grad)
         with self.gathered(model.head):
             loss = self._head(normed, sizes, with_grad=with_grad)
