@@ -14,6 +14,7 @@ the open spans, one piece of a segment, and of a loop that marks nothing what ra
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import zlib
@@ -51,6 +52,9 @@ MOST_EARLY = 10_000
 
 COLLECTING_SECONDS = 60.0
 """How long segments of another host's process are awaited that said it has ended: its lines are collected first."""
+
+DAMAGED_SECONDS = 1.0
+"""A record that is not whole for so long is damaged. Its writer may be off its processor in the middle of it."""
 
 INFERRED_SHARE = 0.1
 """Share of the time that inferring steps and phases may take."""
@@ -653,7 +657,7 @@ class _SegmentTail:
         self.is_gone = False
         """Whether the file is gone, or another one is in its place."""
         self._crc32 = 0
-        self._torn_at: int | None = None
+        self._torn_since = math.inf
 
     @property
     def sum(self) -> Sum:
@@ -666,19 +670,25 @@ class _SegmentTail:
     def take(self, content: bytes, *, is_closed: bool) -> bytes:
         """Return the whole records at the beginning of what follows, and go behind them.
 
-        A record that is torn is being written, and whole when we look again. If it is still torn then, it is damaged:
-        the reader of records counts it, and goes on behind it.
+        A record that is torn is being written, and whole when we look again. If it still is not a second later, it is
+        damaged: the reader of records counts it, and goes on behind it. Its first byte is written last: until that is
+        there, it is not damaged.
         """
         whole = len(content) if is_closed else whole_bytes(content)
-        if not whole and self._torn_at == self.at:
+        if self._is_damaged(is_torn=not whole and content[:1] not in b"\0"):
             whole = content.rfind(b"\xc3") + 1
-        self._torn_at = self.at + whole if whole < len(content) else None
         taken = content[:whole]
         stamp = order.stamp_of(last) if (last := last_record(taken)) is not None else None
         self.last_ns = self.last_ns if stamp is None else stamp.at_ns
         self._crc32 = zlib.crc32(taken, self._crc32)
         self.at += whole
         return taken
+
+    def _is_damaged(self, *, is_torn: bool) -> bool:
+        """Return whether the next record has been torn for so long that nobody is writing it."""
+        now = time.monotonic()
+        self._torn_since = min(self._torn_since, now) if is_torn else math.inf
+        return now - self._torn_since > DAMAGED_SECONDS
 
 
 _own_clock = cache(clock.own_domain)

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgpack
 
+from rltrace.read import native
+
 Check = Callable[[Any], bool]
 """Tells whether a value can be a record of the process that wrote the segment."""
 
@@ -89,21 +91,26 @@ def records(data: bytes, makes_sense: Check, report_damage: Callable[[], None], 
 
 
 def whole_bytes(data: bytes) -> int:
-    """Return how many bytes the whole records at the beginning of `data` take: the last may still be being written."""
-    if data.endswith(_TRUE):
-        return len(data)
-    unpacker = _unpacker(len(data) + 1)
-    unpacker.feed(data)
-    size_bytes = 0
+    """Return how many bytes the whole records at the beginning of `data` take.
+
+    What follows them is damaged, or being written. It may be whole too, behind one that is not: the file was read
+    while its writer went on.
+    """
+    size_bytes = native.whole_bytes(data)
+    if size_bytes == len(data):
+        return size_bytes
+    rest = data[size_bytes:]
+    unpacker = _unpacker(len(rest) + 1)
+    unpacker.feed(rest)
+    end = 0
     try:
         while True:
             unpacker.skip()
+            if not rest.endswith(_TRUE, 0, unpacker.tell()):
+                return size_bytes + end
             end = int(unpacker.tell())
-            if not data.endswith(_TRUE, 0, end):
-                return size_bytes
-            size_bytes = end
     except (ValueError, TypeError, msgpack.UnpackException):  # there is no more, or it is damaged
-        return size_bytes
+        return size_bytes + end
 
 
 def last_record(data: bytes) -> list[Any] | None:

@@ -123,8 +123,10 @@ def test_time_outside_of_life_is_dropped(runs: list[Run]) -> None:
     with runs[1].copied() as copy:
         (segment,) = (copy / "processes" / runs[1].summary.unsealed[0].process_key).glob("*.seg")
         content = segment.read_bytes()
-        time = Process(segment.parent).start_ns.to_bytes(8, "big")[:4]
-        places = [at for at in range(len(content)) if content.startswith(b"\xcf" + time, at)][:20]
+        start_ns = Process(segment.parent).start_ns
+        life_ns = range(start_ns, start_ns + 3600 * 10**9)
+        numbers = (at for at in range(len(content)) if content[at] == 0xCF)
+        places = [at for at in numbers if int.from_bytes(content[at + 1 : at + 9], "big") in life_ns][:20]
         counted = 0
         assert len(places) == 20
         for at in places:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import recordings
 from scale.made_recording import Wanted, make
@@ -20,7 +21,7 @@ from scale.made_recording import Wanted, make
 import rltrace
 from rltrace.events import Counter, Span
 from rltrace.host import regular_file
-from rltrace.read import native
+from rltrace.read import following, native
 from rltrace.read.columns import Growing
 from rltrace.read.following import Follower, News
 from rltrace.read.recording import Process, Recording
@@ -334,12 +335,60 @@ def test_damage_costs_itself(folder: Path) -> None:
     content[content.index(b"\xa13") - 1] = 0xC1
     segment.write_bytes(content)
     followed = Followed(Follower(Recording.open(folder)))
-    for _ in range(3):
+    for seconds in (0.0, 0.0, following.DAMAGED_SECONDS + 0.1, 0.0):
+        time.sleep(seconds)
         followed.poll()
     assert [span.name for span in followed.ended["one"]] == ["0", "1", "2", "4", "5", "6", "7", "8"]
     (process,) = Recording.open(folder).processes
     followed.is_same_as(process)
     assert followed.last["one"].losses.torn == 1
+
+
+@pytest.mark.parametrize("written", [*range(10), *range(-9, 0)])
+@pytest.mark.parametrize("is_native", [True, False])
+def test_a_record_that_is_being_written_is_awaited(
+    is_native: bool, written: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a record, the first bytes or the last may be there first, also when what is behind it is whole: the file grows
+    while it is read. None of it is given before it is whole, and nothing is damaged."""
+    if not is_native:
+        monkeypatch.setattr(native, "library", lambda: None)
+    spans = [recordings.span(f"span {n}", n, n + 0.765, n=0xC3) for n in range(3)]
+    recordings.Written(folder).process("one", *spans, pid=7)
+    segment = folder / "processes" / "one" / "000001.seg"
+    content = segment.read_bytes()
+    record = msgpack.packb(spans[1][0])
+    zeros = bytes(len(record) - abs(written))
+    there = record[:written] + zeros if written >= 0 else zeros + record[written:]
+    followed = Followed(Follower(Recording.open(folder)))
+    for now, names in ((content.replace(record, there), ["span 0"]), (content, ["span 0", "span 1", "span 2"])):
+        segment.write_bytes(now)
+        for _ in range(3):
+            followed.poll()
+        assert [span.name for span in followed.ended["one"]] == names
+    assert followed.last["one"].losses.torn == 0
+
+
+def test_a_quick_writer_is_followed_closely(tmp_path: Path) -> None:
+    """Who polls all the time, while a thread writes all the time, loses nothing and sees no damage."""
+    program = (
+        "import sys, time, rltrace\n"
+        "rltrace.start(sys.argv[1])\n"
+        "print('begun', flush=True)\n"
+        "for n in range(20_000):\n"
+        "    with rltrace.span('work', n=n, text='x' * (n % 300)): pass\n"
+        "    if n % 8 == 0: time.sleep(0.0005)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program_:
+        assert program_.stdout is not None and program_.stdout.readline() == "begun\n"
+        followed = Followed(Follower(Recording.open(tmp_path / "run")))
+        while not followed.follower.is_over:
+            followed.poll()
+    (spans,) = followed.ended.values()
+    assert [span.args["n"] for span in spans] == [*range(20_000)]
+    (last,) = followed.last.values()
+    assert (last.losses.torn, last.losses.orphans, last.losses.damaged_segments) == (0, 0, 0)
 
 
 def test_only_the_newest_segments_are_read(folder: Path) -> None:

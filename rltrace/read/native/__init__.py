@@ -132,6 +132,8 @@ def _declare(found: ctypes.CDLL) -> None:
     found.rltrace_decode_more.argtypes = [
         pointer, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64),
     ]  # fmt: skip
+    found.rltrace_whole_bytes.restype = ctypes.c_uint64
+    found.rltrace_whole_bytes.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
     found.rltrace_finish.argtypes = found.rltrace_show_open.argtypes = [pointer]
     found.rltrace_rows.restype = found.rltrace_early.restype = ctypes.c_int64
     found.rltrace_rows.argtypes = found.rltrace_early.argtypes = [pointer]
@@ -158,6 +160,12 @@ def crc32(content: bytes) -> int:
     if native is not None and native.rltrace_crc32(content, len(content), ctypes.byref(found)):
         return found.value
     return zlib.crc32(content)
+
+
+def whole_bytes(content: bytes) -> int:
+    """Return how many bytes the whole records at the beginning take, at least: some are whole for Python only."""
+    found = library()
+    return 0 if found is None else int(found.rltrace_whole_bytes(content, len(content)))
 
 
 class _Memory:

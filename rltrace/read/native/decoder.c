@@ -799,18 +799,23 @@ static int keep_open(Decoder *decoder) {
     return SOUND;
 }
 
+/* Step into the record that begins here: the number of its elements, which stays as it is if none does. */
+static inline const uint8_t *into_record(const uint8_t *at, const uint8_t *end, uint32_t *many) {
+    if ((*at & 0xf0) == 0x90) *many = *at++ & 15;
+    else if (*at == 0xdc && end - at > 2) {
+        *many = (uint32_t)big_endian(at + 1, 2);
+        at += 3;
+    }
+    return at;
+}
+
 static int decode(Decoder *decoder, const uint8_t *data, size_t size, int may_grow) {
     const uint8_t *at = data, *end = data + size;
     Value values[MOST_ELEMENTS];
     const uint8_t *behind[MOST_ELEMENTS];
     while (at < end && *at) {
-        uint32_t many;
-        if ((*at & 0xf0) == 0x90) many = *at++ & 15;
-        else if (*at == 0xdc && end - at > 2) {
-            many = (uint32_t)big_endian(at + 1, 2);
-            at += 3;
-        } else
-            return UNSOUND;
+        uint32_t many = 0;
+        at = into_record(at, end, &many);
         if (many < 3 || many > MOST_ELEMENTS) return UNSOUND;
         for (uint32_t n = 0; n < many; n++) {
             at = read_value(at, end, &values[n], 1);
@@ -898,6 +903,20 @@ PUBLIC int rltrace_declare(Decoder *decoder, int64_t number, const uint8_t *name
         return NO_MEMORY;
     }
     return SOUND;
+}
+
+/* How many bytes the records at the beginning take that are whole: the next one may be being written. */
+PUBLIC uint64_t rltrace_whole_bytes(const uint8_t *data, uint64_t size) {
+    const uint8_t *at = data, *end = data + size, *whole = data;
+    while (at < end) {
+        uint32_t many = 0;
+        Value value = {0};
+        at = into_record(at, end, &many);
+        for (uint32_t n = 0; at && n < many; n++) at = read_value(at, end, &value, 1);
+        if (!at || many < 3 || value.kind != TRUTH || !value.integer) break;
+        whole = at;
+    }
+    return (uint64_t)(whole - data);
 }
 
 /* Decode a part of a segment, whole records, the first of which are of this thread. */

@@ -117,8 +117,8 @@ static void pack_args(Packed *packed, PyObject *args, PyObject *without) {
 static int write_packed(const Packed *packed) {
     char *at = packed->is_refused ? NULL : room_for(packed->many);
     if (at == NULL) return 0;
-    memcpy(at, packed->bytes, (size_t)packed->many);
-    wrote(packed->many);
+    memcpy(at + 1, packed->bytes + 1, (size_t)packed->many - 1);
+    publish(packed->bytes[0], packed->many);
     return 1;
 }
 

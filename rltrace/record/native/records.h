@@ -29,10 +29,13 @@ int is_whole(void);
 /* Find the asyncio task that runs in this thread; NULL if none does. Returns whether that could be told. */
 int find_task(PyObject **task);
 
-/* Return where `many` bytes can be written in the thread's segment, NULL if there is no room; `wrote` makes them a part
-   of it. */
+/* Return where `many` bytes can be written in the thread's segment, NULL if there is no room. All but the first are
+   written there, then `publish` writes the first. */
 char *room_for(Py_ssize_t many);
-void wrote(Py_ssize_t many);
+
+/* Make the bytes that were written a record of the segment. Who reads it meanwhile takes a record whose first byte is
+   there for whole. */
+void publish(char first, Py_ssize_t many);
 
 int add_segments(PyObject *module);
 int add_spans(PyObject *module);

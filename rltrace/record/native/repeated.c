@@ -36,13 +36,14 @@ static int append(PyObject *head, int64_t start_ns, PyObject *tail) {
     Py_ssize_t head_bytes = PyBytes_Size(head), tail_bytes = PyBytes_Size(tail);
     Py_ssize_t many = head_bytes + TIMES_BYTES + tail_bytes;
     PyObject *task;
+    const char *first = PyBytes_AsString(head);
     char *at;
     if (start_ns <= UINT32_MAX || !is_whole() || !find_task(&task) || task != NULL) return 0;
     if ((at = room_for(many)) == NULL) return 0;
-    memcpy(at, PyBytes_AsString(head), (size_t)head_bytes);
+    memcpy(at + 1, first + 1, (size_t)head_bytes - 1);
     at = put_time(put_time(at + head_bytes, start_ns), now_ns());
     memcpy(at, PyBytes_AsString(tail), (size_t)tail_bytes);
-    wrote(many);
+    publish(*first, many);
     return 1;
 }
 

@@ -69,6 +69,12 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     return (PyObject *)self;
 }
 
+/* Write the first byte behind all others, also for who reads the file from another processor. */
+static void append(Writer *self, char first, Py_ssize_t many) {
+    __atomic_store_n(self->memory + self->used_bytes, first, __ATOMIC_RELEASE);
+    self->used_bytes += many;
+}
+
 static PyObject *writer_write(Writer *self, PyObject *data) {
     char *bytes;
     Py_ssize_t many;
@@ -77,8 +83,10 @@ static PyObject *writer_write(Writer *self, PyObject *data) {
         PyErr_SetString(PyExc_ValueError, self->owner == NULL ? "the segment is closed" : "the segment is full");
         return NULL;
     }
-    memcpy(self->memory + self->used_bytes, bytes, (size_t)many);
-    self->used_bytes += many;
+    if (many) {
+        memcpy(self->memory + self->used_bytes + 1, bytes + 1, (size_t)many - 1);
+        append(self, bytes[0], many);
+    }
     Py_RETURN_NONE;
 }
 
@@ -148,8 +156,8 @@ char *room_for(Py_ssize_t many) {
     return NULL;
 }
 
-void wrote(Py_ssize_t many) {
-    own->used_bytes += many;
+void publish(char first, Py_ssize_t many) {
+    append(own, first, many);
 }
 
 static PyObject *use(PyObject *module, PyObject *args) {
