@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.coded import Coded
+from rltrace.analysis.narrow import narrowed, widened
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -136,7 +137,8 @@ class Boundaries(Sequence[Boundary]):
         """Return them as what msgpack takes."""
         coded = [(one.values, one.places.astype(np.int32).tobytes()) for one in (self.step, self.phase)]
         numbers = {name: values.tobytes() for name, values in self.numbers.items()}
-        return (*coded, self.owners, self.owned_bytes.tobytes(), numbers)
+        owned = [narrowed(self.owned_bytes[:, at]) for at in range(len(self.owners))]
+        return (*coded, self.owners, len(self.owned_bytes), owned, numbers)
 
     @classmethod
     def of_kept(cls, kept: Sequence[Any]) -> Boundaries:
@@ -146,12 +148,13 @@ class Boundaries(Sequence[Boundary]):
             ValueError: it is of another form.
         """
         step, phase = (Coded(values, np.frombuffer(places, np.int32)) for values, places in kept[:2])
-        owners, owned_bytes, numbers = kept[2:]
+        owners, moments, owned, numbers = kept[2:]
+        of_owners = [widened(one, moments) for one in owned]
         return cls(
             step=step,
             phase=phase,
             owners=owners,
-            owned_bytes=np.frombuffer(owned_bytes, np.int64).reshape(-1, len(owners)),
+            owned_bytes=np.array(of_owners, np.int64).reshape(len(owners), moments).T,
             **{name: np.frombuffer(numbers[name], kind) for name, kind in _NUMBERS.items()},
         )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rltrace import plugins
+from rltrace.cli.allocator import keep_memory
 from rltrace.cli.completion import RUNS
 from rltrace.cli.echo import echo
 from rltrace.cli.leaving import until_the_end
@@ -196,6 +197,7 @@ def open_run(run: str | None, limits: Limits) -> Recording:
     Raises:
         RecordingError: there is none, or it cannot be read.
     """
+    keep_memory()
     from rltrace.read.recording import Recording, newest
 
     if run is None:

@@ -40,12 +40,13 @@ COMPRESSED = 10
 """About so many times as long as its columns is a segment."""
 
 MOST_OF_USER = 32
-"""How many files are kept in the user's own cache; the oldest go first."""
+MOST_BYTES_OF_USER = 1 << 30
+"""How many files are kept in the user's own cache, and bytes of them; the oldest go first."""
 
 _LIMITS = NO_LIMITS._replace(document_bytes=1 << 30)
 _READ_WHOLE = (".json", ".jsonl", ".u64")
 _SEGMENTS = (".seg", packed.SUFFIX)
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Look(NamedTuple):
@@ -104,7 +105,7 @@ class Cache:
             if kept is None:
                 self.damaged.append(f"{file}: damaged")
             elif self._before.has(kept.names) and kept.key == self._key(self._contents(kept.names)):
-                return zlib.decompress(kept.content)
+                return kept.content
         return None
 
     def begin(self) -> None:
@@ -118,8 +119,8 @@ class Cache:
             return
         if self._contents([*self._unsealed]) != self._unsealed:
             return
-        content = _signed(self._key(self._unsealed), [*self._unsealed], zlib.compress(made, 1))
-        if any(_write(folder, self._file, content) for folder in self._folders()):
+        head = _head(self._key(self._unsealed), [*self._unsealed], made)
+        if any(_write(folder, self._file, head, made) for folder in self._folders()):
             shutil.rmtree(self._recording.folder / FOLDER / GROWING, ignore_errors=True)  # of no use any more
 
     def _folders(self) -> Iterator[Path]:
@@ -186,7 +187,7 @@ class GrowingCache:
         if not self._closed.keys() >= names:
             return
         if len(made) <= _LIMITS.document_bytes // 2 and not self._folder.parent.is_symlink():
-            _write(self._folder, self._process.key, _signed(self._key(names), sorted(names), made))
+            _write(self._folder, self._process.key, _head(self._key(names), sorted(names), made), made)
 
     def _key(self, names: Iterable[str]) -> str:
         told = [(name, self._closed[name]) for name in sorted(names)]
@@ -279,11 +280,11 @@ def code() -> int:
 _ROOMS = ("host", "record", "read", "analysis")
 
 
-def _signed(key: str, names: list[str], content: bytes) -> bytes:
-    """Return a file of a cache, with what it stands on and checksums."""
+def _head(key: str, names: list[str], content: bytes) -> bytes:
+    """Return the line in front of what is kept: what it stands on, and checksums."""
     digest = hashlib.sha256(content).hexdigest()
     head = {"kind": "rltrace cache", "key": key, "names": names, "bytes": len(content), "sha256": digest}
-    return checksum.signed(json.dumps(head)).encode() + b"\n" + content
+    return checksum.signed(json.dumps(head)).encode() + b"\n"
 
 
 def _whole(file: bytes) -> Kept | None:
@@ -297,14 +298,14 @@ def _whole(file: bytes) -> Kept | None:
     return Kept(head["key"], head["names"], content)
 
 
-def _write(folder: Path, name: str, content: bytes) -> bool:
+def _write(folder: Path, name: str, *parts: bytes) -> bool:
     """Write a file whole or not at all, and return whether it is there."""
     unfinished = folder / f".{name}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with open(unfinished, "xb") as file:
-                file.write(content)
+                file.writelines(parts)
             unfinished.replace(folder / name)
         except OSError:
             unfinished.unlink(missing_ok=True)
@@ -326,6 +327,9 @@ def _folder_of_user() -> Path | None:
 
 def _prune(folder: Path) -> None:
     """Remove the oldest files of the user's cache."""
-    files = sorted(folder.glob("*/*"), key=lambda file: file.stat().st_mtime_ns)
-    for file in files[:-MOST_OF_USER]:
-        file.unlink(missing_ok=True)
+    told = [(file, file.stat()) for file in folder.glob("*/*")]
+    kept_bytes = 0
+    for place, (file, status) in enumerate(sorted(told, key=lambda one: one[1].st_mtime_ns, reverse=True)):
+        kept_bytes += status.st_size
+        if place >= MOST_OF_USER or (place and kept_bytes > MOST_BYTES_OF_USER):
+            file.unlink(missing_ok=True)

@@ -246,10 +246,14 @@ def test_no_part_of_the_recording(tmp_path: Path) -> None:
     assert shown() == before
 
 
-def test_the_users_cache_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MOST_OF_USER", 2)
+@pytest.mark.parametrize(("limit", "most", "left"), [("MOST_OF_USER", 2, 2), ("MOST_BYTES_OF_USER", 10, 1)])
+def test_the_users_cache_stays_small(
+    limit: str, most: int, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest files go, of too many and of too many bytes; the newest stays, however long it is."""
+    monkeypatch.setattr(cache, limit, most)
     for number in range(4):
         run = over(two_workers(tmp_path / str(number)))
         (run / cache.FOLDER).write_text("")
         figures(Recording.open(run))
-    assert len(kept_in(tmp_path / "of_user")) == 2
+    assert len(kept_in(tmp_path / "of_user")) == left

@@ -63,7 +63,8 @@ def places_of(texts: NDArray[np.int32], known: Sequence[str], places: dict[str, 
         known: Those of the process.
         places: The places so far.
     """
-    there, first, at = np.unique(texts, return_index=True, return_inverse=True)
+    is_short = len(known) < 1 << 15
+    there, first, at = np.unique(texts.astype(np.int16) if is_short else texts, return_index=True, return_inverse=True)
     found = np.full(len(there), NO_TEXT)
     for text in np.argsort(first).tolist():
         if there[text] != NO_TEXT:

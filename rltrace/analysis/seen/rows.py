@@ -27,9 +27,9 @@ class Times:
 
     def put(self, kept: Intervalled, chosen: Rows) -> None:
         """Keep those of some rows."""
-        ends_ns = self.ends_ns[chosen]
+        ends_ns = self.ends_ns.take(chosen)
         kept.has_open |= self.has_open and bool((ends_ns == OPEN).any())
-        extend(kept.pairs, paired(self.starts_ns[chosen], ends_ns))
+        extend(kept.pairs, paired(self.starts_ns.take(chosen), ends_ns))
 
 
 def extend(kept: array[Any] | NDArray[Any] | CompactPairs, values: NDArray[Any]) -> None:
@@ -44,14 +44,15 @@ def groups(keys: NDArray[Any]) -> list[Rows]:
         return []
     # A radix sort orders what fits into 16 bits, ten times as fast.
     order = np.argsort(keys.astype(np.uint16) if keys.max() < 1 << 16 else keys, kind="stable")
-    cuts = np.flatnonzero(np.diff(keys[order])) + 1
+    in_order = keys.take(order)
+    cuts = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
     return sorted(np.split(order, cuts), key=lambda places: int(places[0]))
 
 
 def by_name(rows: Columns, is_one: NDArray[np.bool_]) -> Iterator[tuple[str, Rows]]:
     """Yield the names of some spans, in the order in which they were first, with the rows of each."""
     chosen = np.flatnonzero(is_one)
-    names = rows.name[chosen]
+    names = rows.name.take(chosen)
     for places in groups(names):
         yield rows.texts[names[places[0]]], chosen[places]
 

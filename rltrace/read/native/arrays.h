@@ -15,11 +15,12 @@ enum { SOUND = 0, UNSOUND = 1, NO_MEMORY = 2 };
 typedef struct {
     uint8_t *data;
     size_t size, capacity; /* in bytes */
+    size_t likely; /* capacity to begin with */
 } Bytes;
 
 static int grow(Bytes *array, size_t more) {
     if (more > SIZE_MAX / 4 - array->size) return NO_MEMORY;
-    size_t capacity = array->capacity ? array->capacity : 1024;
+    size_t capacity = array->capacity ? array->capacity : array->likely ? array->likely : 1024;
     while (capacity < array->size + more) capacity *= 2;
     uint8_t *data = realloc(array->data, capacity);
     if (!data) return NO_MEMORY;

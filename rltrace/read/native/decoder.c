@@ -115,6 +115,7 @@ typedef struct {
     uint64_t work;                /* steps over open spans */
     int64_t thread;
     int64_t first_ns, last_ns;
+    size_t last_rows; /* of the columns before */
     size_t likely_rows; /* of the segment that is decoded */
     Bytes threads; /* int64_t: a native id and the number of its name, in turn */
     int64_t records, torn, orphans, strays;
@@ -496,7 +497,7 @@ static int grow_rows(Decoder *decoder) {
     Columns *to = &decoder->columns;
     Bytes *wide[] = {&to->thread, &to->task, &to->start_ns, &to->end_ns, &to->args_at};
     Bytes *half[] = {&to->name, &to->lane, &to->type, &to->begin_bytes, &to->late_bytes};
-    size_t rows = (size_t)decoder->rows, capacity = rows ? rows * 2 : 1024;
+    size_t rows = (size_t)decoder->rows, capacity = rows ? rows * 2 : decoder->last_rows ? decoder->last_rows : 1024;
     while (capacity < rows + decoder->likely_rows) capacity *= 2;
     for (int n = 0; n < 5; n++)
         if (resize(wide[n], capacity * 8) || resize(half[n], capacity * 4)) return NO_MEMORY;
@@ -997,7 +998,9 @@ PUBLIC void rltrace_take(Decoder *decoder, void **data, uint64_t *sizes) {
                        ? columns[n].capacity / (size_t)decoder->row_room * (size_t)decoder->rows
                        : columns[n].size;
     }
-    memset(columns, 0, sizeof(Columns));
+    for (size_t n = 0; n < sizeof(Columns) / sizeof(Bytes); n++)
+        columns[n] = (Bytes){.likely = columns[n].size + columns[n].size / 8};
+    decoder->last_rows = (size_t)decoder->rows + (size_t)decoder->rows / 8;
     decoder->rows = decoder->row_room = 0;
 }
 
