@@ -13,8 +13,6 @@ from typing import Any
 
 import msgpack
 
-from rltrace.read import native
-
 Check = Callable[[Any], bool]
 """Tells whether a value can be a record of the process that wrote the segment."""
 
@@ -96,6 +94,8 @@ def whole_bytes(data: bytes) -> int:
     What follows them is damaged, or being written. It may be whole too, behind one that is not: the file was read
     while its writer went on.
     """
+    from rltrace.read import native  # here, because it imports numpy, which only some commands need
+
     size_bytes = native.whole_bytes(data)
     if size_bytes == len(data):
         return size_bytes

@@ -11,7 +11,7 @@ import pytest
 from rltrace.read.recording import Recording
 
 CALL = """
-import atexit, sys, threading, time
+import atexit, sys, threading
 {before}
 from rltrace.__main__ import main
 sys.argv = ["rltrace", *{args}]
@@ -34,7 +34,7 @@ def test_what_is_registered_is_done(tmp_path: Path) -> None:
 
 def test_a_thread_goes_on(tmp_path: Path) -> None:
     """A thread that Python would wait for is waited for."""
-    thread = "threading.Thread(target=lambda: (time.sleep(0.5), print('went on'))).start()"
+    thread = "threading.Thread(target=lambda: (threading.main_thread().join(), print('went on'))).start()"
     assert called(thread, "--version", cwd=tmp_path).stdout.endswith("went on\n")
 
 
