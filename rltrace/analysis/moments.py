@@ -137,7 +137,7 @@ class Boundaries(Sequence[Boundary]):
         """Return them as what msgpack takes."""
         coded = [(one.values, one.places.astype(np.int32).tobytes()) for one in (self.step, self.phase)]
         numbers = {name: values.tobytes() for name, values in self.numbers.items()}
-        owned = [narrowed(self.owned_bytes[:, at]) for at in range(len(self.owners))]
+        owned = [*map(narrowed, np.ascontiguousarray(self.owned_bytes.T))]
         return (*coded, self.owners, len(self.owned_bytes), owned, numbers)
 
     @classmethod

@@ -19,11 +19,11 @@ def narrowed(values: NDArray[np.int64]) -> tuple[int, int, int, bytes]:
         The least number; by how many bits the others are shifted; how many bytes each takes, 0 if all are the same; and
         these bytes.
     """
-    least = int(values.min()) if len(values) else 0
+    least, most = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    if least == most:
+        return least, 0, 0, b""
     more = values.astype(np.uint64) - np.int64(least).astype(np.uint64)  # modulo 2**64: no difference is too large
     bits = int(np.bitwise_or.reduce(more))
-    if not bits:
-        return least, 0, 0, b""
     shift = (bits & -bits).bit_length() - 1
     size = next(size for size in (1, 2, 4, 8) if bits >> shift < 1 << 8 * size)
     return least, shift, size, (more >> np.uint64(shift)).astype(f"<u{size}").tobytes()

@@ -75,5 +75,9 @@ def by_method(
 
 def whole_numbers(rows: Columns, key: str, chosen: Rows, otherwise: int = 0) -> NDArray[np.int64]:
     """Return an argument of some rows, and something else where it is missing."""
-    values: NDArray[np.int64] = rows.arguments[key][chosen]
-    return np.where(values == MISSING, otherwise, values)
+    column: NDArray[np.int64] = rows.arguments[key]
+    if not column.strides[0]:  # no row has it, and `take` would spread the one value first
+        column, chosen = column[:1], np.zeros(len(chosen), np.intp)
+    values = column.take(chosen)
+    values[values == MISSING] = otherwise
+    return values

@@ -58,22 +58,23 @@ def _sampled(name: str) -> _Sampled:
 def see_samples(seen: Seen, rows: Columns, shift_ns: int) -> None:
     """Keep the samples that count."""
     name, values = rows.samples.name, rows.samples.value
-    times_ns = rows.samples.ts_ns + shift_ns
+    times_ns = rows.samples.ts_ns + shift_ns if shift_ns else rows.samples.ts_ns
     named = [(rows.texts[name[places[0]]], places) for places in groups(name)]
     if seen.process.role == SAMPLER:
         for counter, places in named:
-            seen.sampled[counter].extend(times_ns[places], values[places])
+            seen.sampled[counter].extend(times_ns.take(places), values.take(places))
         return
     is_size = np.abs(values) <= MOST_BYTES  # of another one nobody knows how many bytes it is
-    found = [(_sampled(counter), places) for counter, places in named]
-    found = [(of, places if of.where == "figures" else places[is_size[places]]) for of, places in found if of.where]
+    found = [(of, places) for counter, places in named if (of := _sampled(counter)).where]
+    if not is_size.all():
+        found = [(of, places if of.where == "figures" else places[is_size[places]]) for of, places in found]
     found = sorted(((of, places) for of, places in found if len(places)), key=lambda one: int(one[1][0]))
     for (where, whose), places in found:
         if where == "figures" and not (whose in STEP_FIGURES or seen.lane.is_driver):
             continue
         if where != "balances":
             kept = getattr(seen, where)[whose] if whose else getattr(seen, where)
-            kept.extend(times_ns[places], values[places])
+            kept.extend(times_ns.take(places), values.take(places))
     exact = [(of.whose, places) for of, places in found if of.where == "balances"]
     if exact:
         owners = np.repeat(

@@ -51,7 +51,7 @@ class Seeing:
         if len(rows):
             ends_ns = np.where(rows.end_ns == OPEN, rows.start_ns, rows.end_ns)
             self._last_span_ns = max(self._last_span_ns, int(ends_ns.max()))
-            see_spans(self._seen, rows, self._kinds[rows.name], self._shift_ns)
+            see_spans(self._seen, rows, self._kinds.take(rows.name), self._shift_ns)
         self._seen.samples += len(rows.samples.name)
         if len(rows.samples.name):
             self._last_ns = max(self._last_ns, int(rows.samples.ts_ns.max()))
