@@ -14,7 +14,6 @@ import contextlib
 import functools
 import sys
 import threading
-from asyncio import _get_running_loop
 from collections.abc import Callable, Iterator
 from numbers import Integral
 from typing import Any, Literal, cast
@@ -30,16 +29,17 @@ from rltrace.record.segment import Segment
 from rltrace.record.unwritten import Unsaid, Unwritten
 from rltrace.record.writer import Held, Recorder, typed_spans
 
-if sys.version_info < (3, 14):
-    # {loop: task} over all threads. `asyncio.current_task` is Python before 3.12, and `_get_running_loop` a system
-    # call before 3.12: a look at this dictionary spares both while no task runs.
-    from asyncio.tasks import _current_tasks as _current_tasks  # type: ignore[attr-defined]
+_knows_asyncio = False
+"""Whether the next three are asyncio's. Until something is recorded, they say that no task runs."""
+_current_tasks: Any = {}
+"""{loop: task} over all threads; True where Python has no such dictionary. `asyncio.current_task` is Python before
+3.12, and `_get_running_loop` a system call before 3.12: a look at it spares both while no task runs."""
+_task_of: Callable[[Any], Any] = _current_tasks.get
 
-    _task_of = _current_tasks.get
-else:
-    from asyncio import current_task as _task_of
 
-    _current_tasks = True
+def _get_running_loop() -> Any:
+    return None
+
 
 _now_ns = clock.now_ns
 _ARRAY_OF_4 = b"\x94"
@@ -73,8 +73,26 @@ def has_recorded() -> bool:
 def record_with(recorder: Recorder | None) -> None:
     """Send this process's records to a recorder from here on; None drops them."""
     global _recorder, _paused, _local
+    if recorder is not None and not _knows_asyncio:
+        _learn_of_tasks()
     _recorder, _paused = recorder, None
     _local = threading.local()
+
+
+def _learn_of_tasks() -> None:
+    """Import asyncio: what records nothing need not wait for it, which is a third of importing all of this."""
+    global _knows_asyncio, _current_tasks, _get_running_loop, _task_of
+    from asyncio import _get_running_loop, current_task
+
+    if sys.version_info < (3, 14):
+        from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
+
+        _task_of = _current_tasks.get
+    else:
+        _current_tasks, _task_of = True, current_task
+    _knows_asyncio = True
+    if native.LIBRARY is not None:
+        native.LIBRARY.use(sys.modules[__name__], _get_running_loop, _task_of)
 
 
 def hold(on: bool) -> None:

@@ -417,6 +417,26 @@ def test_tasks_in_one_span(folder: Path, spans_of: Spans) -> None:
     assert len(spans_of(folder)) == 104
 
 
+def test_the_first_recording_begins_in_a_task(folder: Path, spans_of: Spans) -> None:
+    """A process that imports asyncio after rltrace, and starts to record inside of a task, records whose spans are."""
+    code = """
+import sys, rltrace
+with rltrace.span("before"): pass
+import asyncio
+async def work():
+    with rltrace.span("work"): await asyncio.sleep(0)
+async def main():
+    rltrace.start(sys.argv[1])
+    await asyncio.gather(work(), work())
+asyncio.run(main())
+with rltrace.span("behind"): pass
+"""
+    assert _python(code, str(folder)).code == 0
+    tasks = {span.task for span in spans_of(folder, "work")}
+    assert len(tasks) == 2 and 0 not in tasks
+    assert spans_of(folder, "before") == [] and spans_of(folder, "behind")[0].task == 0
+
+
 def test_callback_has_no_task(folder: Path, spans_of: Spans) -> None:
     """A callback of a loop has no task even if another thread's loop runs one."""
     running, recorded = threading.Event(), threading.Event()
@@ -1209,14 +1229,13 @@ def _python(code: str, *args: str) -> types.SimpleNamespace:
 
 
 def test_import_is_quick() -> None:
-    """`import rltrace` loads no framework and is quick."""
+    """`import rltrace` loads no framework, nor asyncio, which only what records needs, and is quick."""
     code = """
 import sys, time
-import asyncio  # the standard library's, which it needs
 before = time.process_time()
 import rltrace
 spent = time.process_time() - before
-foreign = {"torch", "ray", "vllm", "numpy", "msgpack", "rich", "click", "wrapt", "perfetto", "google"}
+foreign = {"asyncio", "torch", "ray", "vllm", "numpy", "msgpack", "rich", "click", "wrapt", "perfetto", "google"}
 print(sorted(foreign & set(sys.modules)), spent < 0.25, spent)
 """
     assert _python(code).out.startswith("[] True")

@@ -166,6 +166,7 @@ static PyObject *use(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOO", &of_spans, &loop, &of_loop)) return NULL;
     of_loops = PyObject_GetAttrString(of_spans, "_current_tasks");
     if (of_loops == NULL) return NULL;
+    /* Those that were used before are kept: another thread may be asking them. */
     Py_INCREF(of_spans), Py_INCREF(loop), Py_INCREF(of_loop);
     spans = of_spans, running_loop = loop, task_of = of_loop;
     spans_names = PyModule_GetDict(of_spans);
