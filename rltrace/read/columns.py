@@ -11,9 +11,11 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import msgpack
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -256,22 +258,25 @@ class Columns:
     def spans(self, rows: NDArray[np.intp]) -> Iterator[Span]:
         """Yield some rows as the events that they are."""
         columns = (self.name, self.thread, self.task, self.start_ns, self.end_ns, self.lane, self.is_automatic)
-        listed = [column[rows].tolist() for column in columns]
+        names, threads, tasks, starts_ns, ends_ns, lanes, are_automatic = (column[rows].tolist() for column in columns)
         has_arrows = np.isin(rows, self.flows.row).tolist()
-        for row, name, thread, task, start_ns, end_ns, lane, is_automatic, has_arrow, args in zip(
-            rows.tolist(), *listed, has_arrows, self.all_args(rows), strict=True
-        ):
-            yield Span(
-                self.texts[name],
-                thread,
-                task,
-                start_ns,
-                None if end_ns == OPEN else end_ns,
-                args,
-                *(self.flows_of(row) if has_arrow else ((), ())),
-                lane=None if lane == NO_LANE else lane,
-                is_automatic=is_automatic,
-            )
+        flows = [self.flows_of(row) if has else _NO_FLOWS for row, has in zip(rows.tolist(), has_arrows, strict=True)]
+        return map(  # without a loop in Python: a long run has a hundred thousand of them
+            Span,
+            map(self.texts.__getitem__, names),
+            threads,
+            tasks,
+            starts_ns,
+            [None if end_ns == OPEN else end_ns for end_ns in ends_ns],
+            self.all_args(rows),
+            map(itemgetter(0), flows),
+            map(itemgetter(1), flows),
+            [None if lane == NO_LANE else lane for lane in lanes],
+            are_automatic,
+        )
+
+
+_NO_FLOWS: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
 
 
 def places_among(rows: NDArray[np.intp], wanted: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
@@ -677,15 +682,29 @@ class Encoded:
 
     def _all_written(self, rows: NDArray[np.intp]) -> Iterator[tuple[Args, Args]]:
         """Yield what some rows have of their beginning, and what came late."""
-        raw, types, blobs = self.raw, self.source.types, self.raw["blobs"].data
-        columns = [raw[name][rows].tolist() for name in ("args_at", "begin_bytes", "late_bytes", "type")]
-        for at, begin_bytes, late_bytes, declared in zip(*columns, strict=True):
-            late_at = at + begin_bytes
-            begun: Any = _unpacked(blobs[at:late_at]) if begin_bytes else {}
-            if isinstance(begun, list):
-                *values, more = begun
-                begun = dict(zip(types[declared].fields, values, strict=False)) | (more or {})
-            yield begun, _unpacked(blobs[late_at : late_at + late_bytes]) if late_bytes else {}
+        raw, types = self.raw, self.source.types
+        at, begin_bytes, late_bytes = (raw[name][rows] for name in ("args_at", "begin_bytes", "late_bytes"))
+        ends = at + begin_bytes
+        begun = self._unpacked(at, ends)
+        late = self._unpacked(ends, ends + late_bytes)
+        for written, more, declared in zip(begun, late, raw["type"][rows].tolist(), strict=True):
+            if isinstance(written, list):  # of a typed span
+                *values, others = written
+                yield dict(zip(types[declared].fields, values, strict=False)) | (others or {}), more
+            else:
+                yield written, more
+
+    def _unpacked(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> list[Any]:
+        """Return what is encoded from each place to another; nothing between two that are one."""
+        is_there = begins != ends
+        parts = map(slice, begins[is_there].tolist(), ends[is_there].tolist())
+        found = _all_unpacked([*map(self.raw["blobs"].data.__getitem__, parts)])
+        if len(found) == len(begins):
+            return found
+        of_all: list[Any] = [{} for _ in begins]
+        for place, one in zip(np.flatnonzero(is_there).tolist(), found, strict=True):
+            of_all[place] = one
+        return of_all
 
 
 def _begins_map(first_bytes: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -694,8 +713,12 @@ def _begins_map(first_bytes: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return found
 
 
-def _unpacked(encoded: memoryview) -> Any:
-    return msgpack.unpackb(encoded, unicode_errors="replace", timestamp=1)
+def _all_unpacked(encoded: Sequence[memoryview]) -> list[Any]:
+    """Return what was encoded in each of some parts. Together that takes a third, but a text may be no UTF-8."""
+    try:
+        return msgspec.msgpack.decode(gate.list_of(encoded, len(encoded)), type=list)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return [msgpack.unpackb(one, unicode_errors="replace", timestamp=1) for one in encoded]
 
 
 def _is_checked_whole(name: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import compress
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,7 +29,7 @@ from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.request_rows import is_served, see_engine_steps, see_passed, see_tool_calls, see_trajectories
 from rltrace.analysis.seen.rows import Rows, Times, by_method, by_name, extend, whole_numbers
 from rltrace.analysis.seen.spans import NEVER_NS, DeviceSpans, Stages
-from rltrace.events import ALLOCATIONS_KEPT, DEVICE_TIME, MEMORY_MOVES, Span
+from rltrace.events import ALLOCATIONS_KEPT, DEVICE_TIME
 from rltrace.read.columns import NO_TEXT, OPEN, Columns, places_among
 
 
@@ -83,23 +85,14 @@ def _see_whole(
     seen: Seen, rows: Columns, kinds: NDArray[np.uint16], is_step: NDArray[np.bool_], is_kept: NDArray[np.bool_]
 ) -> None:
     """Keep the spans whose arguments count as they are, and those that are open."""
-    chosen = np.flatnonzero((rows.end_ns == OPEN) | is_step | is_kept)
-    for span, is_of_step, counts in zip(
-        rows.spans(chosen), is_step[chosen].tolist(), is_kept[chosen].tolist(), strict=True
-    ):
-        if span.end_ns is None:
-            seen.open_spans.append(span)
-        if is_of_step:
-            seen.steps.append(span)
-        if counts:
-            _place_of(seen, span).append(span)
-
-
-def _place_of(seen: Seen, span: Span) -> list[Span]:
-    """Return where a span goes; a program marks its own sleeps and wake-ups too."""
-    if span.name in MEMORY_MOVES:
-        return seen.moves
-    return seen.allocations_kept if span.name == ALLOCATIONS_KEPT else seen.out_of_memory
+    is_open = rows.end_ns == OPEN
+    is_move = (kinds & MOVE).astype(np.bool_)  # a program marks its own sleeps and wake-ups too
+    chosen = np.flatnonzero(is_open | is_step | is_kept)
+    spans = [*rows.spans(chosen)]
+    for kept, is_one in ((seen.open_spans, is_open), (seen.steps, is_step), (seen.moves, is_kept & is_move)):
+        kept.extend(compress(spans, is_one[chosen].tolist()))
+    for span in compress(spans, (is_kept & ~is_move)[chosen].tolist()):
+        (seen.allocations_kept if span.name == ALLOCATIONS_KEPT else seen.out_of_memory).append(span)
 
 
 def _see_looks(kept: Looked, chosen: Rows, rows: Columns, times: Times) -> None:
