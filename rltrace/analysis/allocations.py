@@ -118,6 +118,8 @@ def allocation_timelines(seen: Observations, windows: StepWindows) -> Iterator[A
 
 def allocation_peaks(seen: Observations, windows: StepWindows, memory: Sequence[DeviceMemory]) -> list[AllocationPeak]:
     """Return the peak of each timeline."""
+    if not any(process.allocations_kept for process in seen.processes):
+        return []
     sampled = {
         (device.lane, moment.step): sum(size for owner, size in moment.bytes.items() if owner not in NOT_ALLOCATED)
         for device in memory
