@@ -15,7 +15,6 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import msgpack
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -714,11 +713,11 @@ def _begins_map(first_bytes: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def _all_unpacked(encoded: Sequence[memoryview]) -> list[Any]:
-    """Return what was encoded in each of some parts. Together that takes a third, but a text may be no UTF-8."""
-    try:
-        return msgspec.msgpack.decode(gate.list_of(encoded, len(encoded)), type=list)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    """Return what was encoded in each of some parts."""
+    found = gate.unpacked_together(encoded)
+    if found is None:
         return [msgpack.unpackb(one, unicode_errors="replace", timestamp=1) for one in encoded]
+    return found
 
 
 def _is_checked_whole(name: str) -> bool:

@@ -92,6 +92,7 @@ def _feed(path: Path, segments: int, seed: int) -> Counter[str]:
                 content = _mutated(chance.choice(seeds), chance)
                 exact = (ctypes.c_char * len(content)).from_buffer_copy(content)
                 _sum_up(library, content, exact)
+                _look_for_end(library, content, exact)
                 _encode(library, chance, said)
                 _compute(library, chance, said)
                 if chance.random() < 0.3:
@@ -116,6 +117,12 @@ def _sum_up(library: ctypes.CDLL, content: bytes, exact: ctypes.Array[ctypes.c_c
     found = ctypes.c_uint32()
     if library.rltrace_crc32(exact, len(content), ctypes.byref(found)):
         assert found.value == zlib.crc32(content)
+
+
+def _look_for_end(library: ctypes.CDLL, content: bytes, exact: ctypes.Array[ctypes.c_char]) -> None:
+    """Find how much of a segment is whole records: they end in `true`."""
+    size_bytes = library.rltrace_whole_bytes(exact, len(content))
+    assert size_bytes <= len(content) and content[:size_bytes].endswith(b"\xc3") == bool(size_bytes)
 
 
 ARGS = (
