@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.memory import DeviceMemory
+from rltrace.analysis.moments import Moment
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.samples import Balances, Samples
@@ -118,17 +119,18 @@ def allocation_timelines(seen: Observations, windows: StepWindows) -> Iterator[A
 
 def allocation_peaks(seen: Observations, windows: StepWindows, memory: Sequence[DeviceMemory]) -> list[AllocationPeak]:
     """Return the peak of each timeline."""
-    if not any(process.allocations_kept for process in seen.processes):
-        return []
-    sampled = {
-        (device.lane, moment.step): sum(size for owner, size in moment.bytes.items() if owner not in NOT_ALLOCATED)
-        for device in memory
-        for moment in device.steps
-    }
+    sampled = {(device.lane, moment.step): moment for device in memory for moment in device.steps}
     return [
-        _peak(kept, sampled.get((kept.lane.name, kept.step)), seen.start_ns)
+        _peak(kept, _allocated_bytes(sampled.get((kept.lane.name, kept.step))), seen.start_ns)
         for kept in allocation_timelines(seen, windows)
     ]
+
+
+def _allocated_bytes(moment: Moment | None) -> int | None:
+    """Return what allocators had handed out at a moment; None where there is none."""
+    if moment is None:
+        return None
+    return sum(size for owner, size in moment.bytes.items() if owner not in NOT_ALLOCATED)
 
 
 OUTSIDE = 0

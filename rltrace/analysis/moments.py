@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.coded import Coded
-from rltrace.analysis.narrow import narrowed, widened
+from rltrace.analysis.granules import from_granules, in_granules
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -137,7 +137,7 @@ class Boundaries(Sequence[Boundary]):
         """Return them as what msgpack takes."""
         coded = [(one.values, one.places.astype(np.int32).tobytes()) for one in (self.step, self.phase)]
         numbers = {name: values.tobytes() for name, values in self.numbers.items()}
-        owned = [*map(narrowed, np.ascontiguousarray(self.owned_bytes.T))]
+        owned = [*map(in_granules, np.ascontiguousarray(self.owned_bytes.T))]
         return (*coded, self.owners, len(self.owned_bytes), owned, numbers)
 
     @classmethod
@@ -149,7 +149,7 @@ class Boundaries(Sequence[Boundary]):
         """
         step, phase = (Coded(values, np.frombuffer(places, np.int32)) for values, places in kept[:2])
         owners, moments, owned, numbers = kept[2:]
-        of_owners = [widened(one, moments) for one in owned]
+        of_owners = [from_granules(one, moments) for one in owned]
         return cls(
             step=step,
             phase=phase,

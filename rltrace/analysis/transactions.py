@@ -6,7 +6,7 @@ taken is how the device's total changed, by the kernel. These are three sources,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -380,8 +380,7 @@ def _of_wake_up(wake: Transaction) -> tuple[str, str] | None:
 
 
 def _leaks(lane: Lane, ledger: Ledger, moves: list[Span]) -> Iterator[Leak]:
-    joined = _joined(move for move in moves if move.name == SLEEP)
-    ends_ns = [sleep.end_ns for sleep in joined if sleep.end_ns is not None]
+    ends_ns = [sleep.end_ns for sleep in _joined(moves, SLEEP) if sleep.end_ns is not None]
     if len(ends_ns) <= LEAK_SLEEPS:
         return
     places = np.minimum(np.searchsorted(ledger.times_ns, ends_ns), len(ledger.times_ns) - 1)
@@ -417,11 +416,8 @@ def _outer_moves(moves: list[Span]) -> list[tuple[Span, list[Span]]]:
     Args:
         moves: The phases and the engine's moves of one rank, in order of their beginnings.
     """
-    by_name: dict[str, list[Span]] = {}
-    for move in moves:
-        by_name.setdefault("" if move.name in (MAP, UNMAP) else move.name, []).append(move)
-    phases = [phase for name in (SLEEP, *WAKE_UPS) for phase in _joined(by_name.get(name, []))]
-    inner = by_name.get("", [])
+    phases = [phase for name in (SLEEP, *WAKE_UPS) for phase in _joined(moves, name)]
+    inner = [move for move in moves if move.name in (MAP, UNMAP)]
     starts_ns = np.array([move.start_ns for move in inner], np.int64)
     ends_ns = [LATEST_NS if phase.end_ns is None else phase.end_ns for phase in phases]
     first = np.searchsorted(starts_ns, [phase.start_ns for phase in phases])
@@ -435,13 +431,13 @@ def _outer_moves(moves: list[Span]) -> list[tuple[Span, list[Span]]]:
     return sorted(outer, key=lambda one: one[0].start_ns)
 
 
-def _joined(phases: Iterable[Span]) -> Iterator[Span]:
-    """Return phases of one name, overlapping ones joined: nobody knows to which of them a move of memory belongs.
+def _joined(moves: list[Span], name: str) -> Iterator[Span]:
+    """Return the phases of a name, overlapping ones joined: nobody knows to which of them a move of memory belongs.
 
     They belong to servers of other devices that name this one as theirs, or to two servers on one device.
     """
     joined: Span | None = None
-    for move in phases:
+    for move in (move for move in moves if move.name == name):
         if joined is not None and (joined.end_ns is None or move.start_ns < joined.end_ns):
             ends_ns = [end_ns for end_ns in (joined.end_ns, move.end_ns) if end_ns is not None]
             end_ns = max(ends_ns) if len(ends_ns) == 2 else None

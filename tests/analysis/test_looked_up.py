@@ -74,7 +74,7 @@ def test_moves_inside_of_phases(spans: list[Span]) -> None:
     def holds(phase: Span, move: Span) -> bool:
         return phase.start_ns <= move.start_ns and (phase.end_ns is None or move.start_ns < phase.end_ns)
 
-    outer = [phase for name in (SLEEP, *WAKE_UPS) for phase in _joined(span for span in spans if span.name == name)]
+    outer = [phase for name in (SLEEP, *WAKE_UPS) for phase in _joined(spans, name)]
     inner = [move for move in spans if move.name in (MAP, UNMAP)]
     expected = [(phase, [move for move in inner if holds(phase, move)]) for phase in outer]
     expected += [(move, [move]) for move in inner if not any(holds(phase, move) for phase in outer)]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.seen.rows import groups
 from rltrace.analysis.seen.spans import Column, Intervalled
 from rltrace.read.columns import NO_TEXT, OPEN, numbers_of
 
@@ -63,13 +64,12 @@ def places_of(texts: NDArray[np.int32], known: Sequence[str], places: dict[str, 
         known: Those of the process.
         places: The places so far.
     """
-    is_short = len(known) < 1 << 15
-    there, first, at = np.unique(texts.astype(np.int16) if is_short else texts, return_index=True, return_inverse=True)
-    found = np.full(len(there), NO_TEXT)
-    for text in np.argsort(first).tolist():
-        if there[text] != NO_TEXT:
-            found[text] = _place(known[there[text]], places)
-    return found[at]
+    found = np.full(len(texts), NO_TEXT)
+    for rows in groups(texts + 1):
+        text = texts[rows[0]]
+        if text != NO_TEXT:
+            found[rows] = _place(known[text], places)
+    return found
 
 
 def _place(text: str, places: dict[str, int]) -> int:

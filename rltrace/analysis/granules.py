@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def narrowed(values: NDArray[np.int64]) -> tuple[int, int, int, bytes]:
+def in_granules(values: NDArray[np.int64]) -> tuple[int, int, int, bytes]:
     """Return whole numbers as the least of them, and what each has more than that.
 
     Args:
@@ -29,8 +29,8 @@ def narrowed(values: NDArray[np.int64]) -> tuple[int, int, int, bytes]:
     return least, shift, size, (more >> np.uint64(shift)).astype(f"<u{size}").tobytes()
 
 
-def widened(kept: Sequence[Any], many: int) -> NDArray[np.int64]:
-    """Return so many whole numbers that `narrowed` made narrow.
+def from_granules(kept: Sequence[Any], many: int) -> NDArray[np.int64]:
+    """Return so many whole numbers that `in_granules` gave.
 
     Raises:
         ValueError: there are not so many of them.
