@@ -148,9 +148,21 @@ def _picture(console: Console, wake: threading.Event) -> Iterator[Show]:
         return
     from rich.live import Live as Screen
 
-    on = Screen(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-    with on, _when("SIGWINCH", wake.set), _when("SIGTSTP", lambda: _stop(on)):
-        yield lambda *what: on.update(_drawn(*what, is_screen=True), refresh=True)
+    screen = Screen(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+
+    def show(now: Now, path: str, every_seconds: float, finder: _Finder) -> None:
+        picture = _drawn(now, path, every_seconds, finder, is_screen=True)
+        with _uninterrupted():
+            screen.update(picture, refresh=True)
+
+    with _when("SIGWINCH", wake.set), _when("SIGTSTP", lambda: _stop(screen)):
+        try:
+            with _uninterrupted():
+                screen.start()
+            yield show
+        finally:
+            with _uninterrupted():
+                screen.stop()
 
 
 def _drawn(now: Now, path: str, every_seconds: float, finder: _Finder, *, is_screen: bool) -> Any:
@@ -174,11 +186,32 @@ def _when(name: str, act: Callable[[], None]) -> Iterator[None]:
 
 def _stop(screen: Any) -> None:
     """Give the terminal back while this process is stopped by Ctrl-Z."""
-    screen.stop()
-    handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    handler = signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # a second one wants the same
+    with _uninterrupted():
+        screen.stop()
+    signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, handler)
-    screen.start(refresh=True)
+    with _uninterrupted():
+        screen.start(refresh=True)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let signals that stop or end this process arrive after what is done to the terminal.
+
+    Rich collects what it writes: a handler that runs in the middle would write into that, and stop before it is out.
+    """
+    numbers = {getattr(signal, name, signal.SIGINT) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGTSTP")}
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 @contextlib.contextmanager
