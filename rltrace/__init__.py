@@ -14,13 +14,13 @@ from rltrace.hooks.phase import phase
 from rltrace.record.decorator import traced
 from rltrace.record.lifecycle import identify, join, pause, resume, start, stop
 from rltrace.record.spans import counter, flow, span, span_at, typed_span
-from rltrace.record.torch.allocations import start_allocations, stop_allocations
-from rltrace.record.torch.kernels import start_kernels, stop_kernels
 
 if TYPE_CHECKING:
     from rltrace.frames import open
     from rltrace.instrument import instrument
     from rltrace.read.recording import Recording
+    from rltrace.record.torch.allocations import start_allocations, stop_allocations
+    from rltrace.record.torch.kernels import start_kernels, stop_kernels
 
 __all__ = [
     "Recording",
@@ -47,17 +47,22 @@ __all__ = [
 ]
 
 
+_IMPORTED_WHEN_ASKED_FOR = {
+    "Recording": "rltrace.read.recording",
+    "open": "rltrace.frames",
+    "start_allocations": "rltrace.record.torch.allocations",
+    "start_kernels": "rltrace.record.torch.kernels",
+    "stop_allocations": "rltrace.record.torch.allocations",
+    "stop_kernels": "rltrace.record.torch.kernels",
+}
+"""What few processes need, and none should wait for: a traced program does not load the reader's dependencies."""
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Recording":  # the reader's dependencies are not loaded into a traced program
-        from rltrace.read.recording import Recording
+    from importlib import import_module
 
-        return Recording
-    if name == "instrument":  # a process that only records needs no hooks
-        from importlib import import_module
-
+    if name == "instrument":  # a module that can be called
         return import_module("rltrace.instrument")
-    if name == "open":
-        from rltrace import frames
-
-        return frames.open
+    if name in _IMPORTED_WHEN_ASKED_FOR:
+        return getattr(import_module(_IMPORTED_WHEN_ASKED_FOR[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,8 +5,6 @@ Raised by the readers and the command line only: nothing here is ever raised int
 
 from __future__ import annotations
 
-from rltrace.extras import how_to_install
-
 
 class RltraceError(Exception):
     """One line that says what is wrong, where, both values and the next step."""
@@ -62,6 +60,8 @@ class MissingExtraError(RltraceError):
     exit_code = 6
 
     def __init__(self, said: str, extra: str, otherwise: str = "") -> None:
+        from rltrace.extras import how_to_install  # who is told nothing of the kind does not read what is installed
+
         super().__init__(f"{said}: {how_to_install(extra)}{otherwise}")
 
 

@@ -20,12 +20,10 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from typing import Any
 
 import click
 
-from rltrace import extras
 from rltrace.cli.check import check
 from rltrace.cli.collect import collect
 from rltrace.cli.diff import diff
@@ -100,6 +98,9 @@ VERSION_HELP = "Show the version, what decodes segments, and what is installed o
 
 def _show_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked and not context.resilient_parsing:
+        from importlib import metadata
+
+        from rltrace import extras
         from rltrace.read import native  # it takes numpy
 
         echo(f"rltrace, version {metadata.version(extras.DISTRIBUTION)}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rltrace.host import clock
@@ -62,7 +61,8 @@ def _nanoseconds(event: Event, scratch: Path) -> float:
     segment = Segment(scratch, NEXT_BYTES)
     try:
         with spans.writing_to(segment):
-            return median(_block_ns(event) for _ in range(BLOCKS)) / EVENTS
+            blocks_ns = sorted(_block_ns(event) for _ in range(BLOCKS))
+            return blocks_ns[BLOCKS // 2] / EVENTS  # `statistics` takes a tenth of what `import rltrace` does
     finally:
         scratch.unlink()
         segment.unmap()
