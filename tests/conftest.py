@@ -6,6 +6,8 @@ import gc
 import os
 import resource
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -23,6 +25,9 @@ os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # a process per 
 os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15 other tests starve its workers
 for library in ("OMP", "OPENBLAS"):  # threads of small computations wait for each other in loops, on all processors
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+OWN_PROCESS = "TEST_IN_ITS_OWN_PROCESS"
+"""Set in the process of a test that has one of its own."""
 
 # readline, which pytest loads, says 80 and 24 of no terminal: its workers would have that, and all that they start.
 for name in ("COLUMNS", "LINES"):
@@ -58,6 +63,20 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that wants a process of its own in another pytest."""
+    if pyfuncitem.get_closest_marker("own_process") is None or OWN_PROCESS in os.environ:
+        return None
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    environment = {**os.environ, OWN_PROCESS: "1"}
+    done = subprocess.run(
+        command, cwd=pyfuncitem.config.rootpath, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
@@ -78,25 +79,40 @@ def make_bare(folder: Path) -> Environment:
 
 
 def make(folder: Path, without: tuple[str, ...] = ()) -> Environment:
-    """Build the wheel and install it; packages whose names begin as `without` says are not there."""
+    """Install the wheel; packages whose names begin as `without` says are not there."""
     # Packages only: a .pth of that folder, such as our own editable one, is not read from here.
     return _with_wheel(folder, OURS if not without else _linked(folder, _all_but(without)))
 
 
 def make_core(folder: Path) -> Environment:
-    """Build the wheel and install it with what it needs, and with none of its extras."""
+    """Install the wheel with what it needs, and with none of its extras."""
     return _with_wheel(folder, _linked(folder, _needed("rltrace-toolkit")))
 
 
+def wheel(folder: Path) -> Path:
+    """Return our wheel, which is built once for all processes of a run of the tests.
+
+    Args:
+        folder: One of pytest's, in that of this process.
+    """
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ  # whose folder is in that of the run
+    shared = folder.parents[1 if is_worker else 0] / "rltrace_wheel"
+    shared.mkdir(exist_ok=True)
+    with (shared / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (built := [*shared.glob("*.whl")]):
+            build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(shared)]
+            done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            built = [*shared.glob("*.whl")]
+    return built[0]
+
+
 def _with_wheel(folder: Path, others: Path) -> Environment:
-    """Build the wheel and install it into an environment that has other packages in a folder of their own."""
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = folder.glob("*.whl")
+    """Install the wheel into an environment that has other packages in a folder of their own."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     environment = Environment(folder / "venv")
-    environment.pip_install("--no-deps", str(wheel))
+    environment.pip_install("--no-deps", str(wheel(folder)))
     (environment.site / "others.pth").write_text(f"{others}\n")
     return environment
 

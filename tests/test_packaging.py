@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
+import installed
 import pytest
 from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
@@ -39,7 +40,7 @@ def _built(folder: Path, **environment: str) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    return zipfile.ZipFile(_built(tmp_path_factory.mktemp("wheel")))
+    return zipfile.ZipFile(installed.wheel(tmp_path_factory.mktemp("wheel")))
 
 
 def test_wheel_holds_three_packages(wheel: zipfile.ZipFile) -> None:

@@ -72,6 +72,7 @@ def _check_sane(summary: Summary, children: int, began_s: float) -> None:
 OPENING_FRAMES = {"_open", "_show", "_attempt", "_lines", "__init__", "show", "append", "_write", "discard_attempts"}
 
 
+@pytest.mark.own_process
 def test_killed_opening_is_whole_or_counted(folder: Path) -> None:
     """A process that is killed at any line of its opening is read or counted.
 
@@ -105,6 +106,7 @@ def test_killed_opening_is_whole_or_counted(folder: Path) -> None:
     assert archived.unidentified == summary.unidentified
 
 
+@pytest.mark.own_process
 def test_interrupted_opening_is_resumed(folder: Path) -> None:
     """If an exception interrupts the opening at any bytecode, the next record completes it.
 
