@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
-_LARGEST_BYTES = 4 << 20
+_LARGEST_BYTES = 8 << 20
 """A larger array has pages of its own, which grow without being copied."""
 _SPARE_BYTES = 1 << 30
 

@@ -81,7 +81,7 @@ class NativeLibrary(NamedTuple):
 DECODER = NativeLibrary(
     "read/native/decoder.so",
     ("arrays.h", "msgpack.h", "public.h", "texts.h"),
-    ("decoder.c", "packets.c", "intervals.c", "crc32.c"),
+    ("decoder.c", "packets.c", "intervals.c", "groups.c", "crc32.c"),
     is_module=False,
     optimization="-O3",
     without="segments will be decoded in Python, which takes longer",

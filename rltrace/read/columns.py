@@ -33,7 +33,7 @@ NO_TEXT = native.NO_TEXT
 MISSING = native.MISSING
 """In a column of whole numbers: there is none. A column of decimals has NaN."""
 
-ROWS = 1 << 16
+ROWS = 1 << 18
 """About so many rows are made at a time."""
 EVENTS = 1 << 14
 """So many, if they are made of events."""

@@ -1,5 +1,5 @@
-"""Feeds mutated segments to the native decoder and the checksum, mutated arguments to the encoder, and intervals in any
-order to their arithmetic, built with AddressSanitizer and UndefinedBehaviorSanitizer.
+"""Feeds mutated segments to the native decoder and the checksum, mutated arguments to the encoder, intervals in any
+order to their arithmetic, and keys to their grouping, built with AddressSanitizer and UndefinedBehaviorSanitizer.
 
 Each segment lies in memory of exactly its size, so that a read beyond its end is seen. The first wrong access ends the
 process with a report. What the decoder returns is compared with the Python reader in `test_columns.py`.
@@ -23,7 +23,7 @@ import sanitized
 from rltrace.host.native_library import DECODER
 from rltrace.read import native
 from rltrace.read.columns import ARGUMENTS, NUMBERS
-from rltrace.read.native import intervals, packets
+from rltrace.read.native import groups, intervals, packets
 from rltrace.read.recording import Recording
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "recordings" / "verl_8b_4gpu.zip"
@@ -95,6 +95,7 @@ def _feed(path: Path, segments: int, seed: int) -> Counter[str]:
                 _look_for_end(library, content, exact)
                 _encode(library, chance, said)
                 _compute(library, chance, said)
+                _group(library, chance, said)
                 if chance.random() < 0.3:
                     decoder.decode_more(exact, 0, 1 << 59, 7)  # type: ignore[arg-type]
                     decoder.show_open()
@@ -187,11 +188,25 @@ def _compute(library: ctypes.CDLL, chance: random.Random, said: Counter[str]) ->
     said["joined"] += len(intervals.union(library, rows))
     # Each piece is asked for; the room that is first made for them holds those of disjoint rows only.
     said["pieces"] += len(intervals.cut(library, rows, windows)[0])
-    groups, kinds = chance.randrange(1, 5), chance.randrange(1, 5)
-    group_of = np.array([chance.randrange(-1, groups + 1) for _ in rows], np.int64)
+    many_groups, kinds = chance.randrange(1, 5), chance.randrange(1, 5)
+    group_of = np.array([chance.randrange(-1, many_groups + 1) for _ in rows], np.int64)
     kind_of = np.array([chance.randrange(-1, kinds + 1) for _ in windows], np.int64)
-    sums = intervals.added_up(library, rows, group_of, windows, kind_of, (groups, kinds))
+    sums = intervals.added_up(library, rows, group_of, windows, kind_of, (many_groups, kinds))
     said["added up"] += int((sums != 0).sum())
+
+
+def _group(library: ctypes.CDLL, chance: random.Random, said: Counter[str]) -> None:
+    """Group keys, of which some are not in the range that is said."""
+    most = chance.choice([0, 3, 70])
+    keys = np.array([chance.randrange(most + 1) for _ in range(chance.randrange(1, 30))])
+    if chance.random() < 0.2:
+        keys[chance.randrange(len(keys))] = chance.choice([-1, most + 1, -(1 << 31), (1 << 31) - 1])
+    try:
+        found = groups.groups(library, keys, most)
+    except ValueError:
+        said["keys out of range"] += 1
+    else:
+        assert sorted(place for places in found for place in places) == [*range(len(keys))]
 
 
 def _intervals(chance: random.Random) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rltrace.analysis.coded import Coded
 from rltrace.analysis.numbers import number, number_of
 from rltrace.analysis.seen.process import Seen
-from rltrace.analysis.seen.rows import Rows, Times, extend, groups, whole_numbers
+from rltrace.analysis.seen.rows import Rows, Times, distinct, extend, groups, whole_numbers
 from rltrace.analysis.seen.spans import EngineSteps, place_of
 from rltrace.events import RAY_CALL, RAY_SUBMIT, REQUEST, Args, asked_ids, prompt_of
 from rltrace.read.columns import NO_TEXT, Columns
@@ -60,9 +60,9 @@ def see_passed(seen: Seen, chosen: Rows, rows: Columns, times: Times) -> None:
 
 def _lanes(seen: Seen, chosen: Rows, rows: Columns) -> NDArray[np.int64]:
     """Return the thread and task of some rows, as one number each."""
-    threads, of_threads = np.unique(rows.thread[chosen], return_inverse=True)
-    tasks, of_tasks = np.unique(rows.task[chosen], return_inverse=True)
-    lanes, places = np.unique(of_threads * len(tasks) + of_tasks, return_inverse=True)
+    threads, of_threads = distinct(rows.thread[chosen])
+    tasks, of_tasks = distinct(rows.task[chosen])
+    lanes, places = distinct(of_threads * len(tasks) + of_tasks)
     said = [(threads[lane // len(tasks)].item(), tasks[lane % len(tasks)].item()) for lane in lanes.tolist()]
     return np.array([number(seen.process.key, *lane) for lane in said], np.int64)[places]
 

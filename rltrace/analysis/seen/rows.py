@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from rltrace.analysis.intervals import paired
 from rltrace.analysis.seen.compact import CompactPairs
 from rltrace.analysis.seen.spans import Intervalled
+from rltrace.read import native
 from rltrace.read.columns import MISSING, NO_TEXT, OPEN, Columns
+from rltrace.read.native import groups as by_library
 
 Rows = NDArray[np.intp]
 
@@ -42,11 +44,28 @@ def groups(keys: NDArray[Any]) -> list[Rows]:
     """Return the places of equal keys, by where each key is first."""
     if not len(keys):
         return []
+    most, library = int(keys.max()), native.library()
+    if library is not None and most < by_library.MOST:
+        return by_library.groups(library, keys, most)
     # A radix sort orders what fits into 16 bits, ten times as fast.
-    order = np.argsort(keys.astype(np.uint16) if keys.max() < 1 << 16 else keys, kind="stable")
+    order = np.argsort(keys.astype(np.uint16) if most < 1 << 16 else keys, kind="stable")
     in_order = keys.take(order)
     cuts = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
     return sorted(np.split(order, cuts), key=lambda places: int(places[0]))
+
+
+def distinct(numbers: NDArray[np.integer[Any]]) -> tuple[NDArray[np.integer[Any]], NDArray[np.intp]]:
+    """Return the numbers that there are, in order, and of each one its place among them.
+
+    `np.unique` does the same by sorting. Small numbers are marked instead, a fifth of the work.
+    """
+    least, most = int(numbers.min(initial=0)), int(numbers.max(initial=0))
+    if least < 0 or most > len(numbers):
+        found, places = np.unique(numbers, return_inverse=True)
+        return found, places
+    is_there = np.zeros(most + 1, np.bool_)
+    is_there[numbers] = True
+    return np.flatnonzero(is_there), (np.cumsum(is_there) - 1).take(numbers)
 
 
 def by_name(rows: Columns, is_one: NDArray[np.bool_]) -> Iterator[tuple[str, Rows]]:

@@ -1,5 +1,6 @@
 """The native decoder of segments, where it was built: `decoder.c`, called through ctypes. Beside it are the encoder of
-Perfetto's packets (`packets.py`), `intervals.c`, arithmetic for `rltrace/analysis/intervals.py`, and `crc32.c`.
+Perfetto's packets (`packets.py`), `intervals.c`, arithmetic for `rltrace/analysis/intervals.py`, `groups.c` and
+`crc32.c`.
 
 In: the segments of one process, one after another. Out: columns as numpy arrays, texts, threads and what was lost.
 
@@ -147,7 +148,8 @@ def _declare(found: ctypes.CDLL) -> None:
     found.rltrace_add_up.argtypes = [
         pointer, pointer, ctypes.c_int64, pointer, pointer, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, pointer,
     ]  # fmt: skip
-    found.rltrace_union.restype = found.rltrace_cut.restype = ctypes.c_int64
+    found.rltrace_union.restype = found.rltrace_cut.restype = found.rltrace_group.restype = ctypes.c_int64
+    found.rltrace_group.argtypes = [pointer, ctypes.c_int64, ctypes.c_int32, pointer, pointer, pointer]
     found.rltrace_union.argtypes = [pointer, ctypes.c_int64, pointer]
     found.rltrace_cut.argtypes = [
         pointer, ctypes.c_int64, pointer, ctypes.c_int64, pointer, pointer, pointer, ctypes.c_int64,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ def union(library: ctypes.CDLL, rows: Rows) -> Rows:
     """Return what some intervals cover together."""
     rows = np.ascontiguousarray(rows, np.int64)
     joined = np.empty((len(rows), 2), np.int64)
-    many = library.rltrace_union(_address(rows), len(rows), _address(joined))
+    many = library.rltrace_union(address(rows), len(rows), address(joined))
     if many < 0:  # they are not in the order of their starts
         order = np.argsort(rows[:, 0], kind="stable")
         return union(library, rows.take(order, axis=0))  # `rows[order]` takes four times as long
@@ -25,11 +26,11 @@ def union(library: ctypes.CDLL, rows: Rows) -> Rows:
 def cut(library: ctypes.CDLL, rows: Rows, windows: Rows) -> tuple[Rows, Places, Places]:
     """Return the pieces of intervals inside of windows, with the place of each one's window and row."""
     rows, windows = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(windows, np.int64)
-    given = (_address(rows), len(rows), _address(windows), len(windows))
+    given = (address(rows), len(rows), address(windows), len(windows))
     room = len(rows) + len(windows)  # enough if the rows are disjoint
     while True:
         found = np.empty(4 * room, np.int64)
-        at = _address(found)
+        at = address(found)
         many = library.rltrace_cut(*given, at, at + 16 * room, at + 24 * room, room)
         if many <= room:
             pieces, window, row = found[: 2 * room].reshape(room, 2), found[2 * room : 3 * room], found[3 * room :]
@@ -43,12 +44,12 @@ def added_up(
     """Return how long intervals lie inside of windows, by their groups and the windows' kinds."""
     given = [np.ascontiguousarray(one, np.int64) for one in (rows, group_of, windows, kind_of)]
     sums = np.zeros(shape, np.int64)
-    rows_at, groups_at, windows_at, kinds_at = map(_address, given)
-    library.rltrace_add_up(rows_at, groups_at, len(rows), windows_at, kinds_at, len(windows), *shape, _address(sums))
+    rows_at, groups_at, windows_at, kinds_at = map(address, given)
+    library.rltrace_add_up(rows_at, groups_at, len(rows), windows_at, kinds_at, len(windows), *shape, address(sums))
     return sums
 
 
-def _address(array: NDArray[np.int64]) -> int:
+def address(array: NDArray[Any]) -> int:
     """Return where an array begins; its own `ctypes` takes three times as long."""
     return int(array.__array_interface__["data"][0])
 
