@@ -60,7 +60,7 @@ class MissingExtraError(RltraceError):
     exit_code = 6
 
     def __init__(self, said: str, extra: str, otherwise: str = "") -> None:
-        from rltrace.extras import how_to_install  # who is told nothing of the kind does not read what is installed
+        from rltrace.extras import how_to_install  # it reads what is installed, for this error alone
 
         super().__init__(f"{said}: {how_to_install(extra)}{otherwise}")
 

@@ -41,7 +41,7 @@ def extend(kept: array[Any] | NDArray[Any] | CompactPairs, values: NDArray[Any])
 
 
 def groups(keys: NDArray[Any]) -> list[Rows]:
-    """Return the places of equal keys, by where each key is first."""
+    """Return the places of equal keys, none of which is negative, by where each key is first."""
     if not len(keys):
         return []
     most, library = int(keys.max()), native.library()
