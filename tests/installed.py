@@ -89,6 +89,16 @@ def make_core(folder: Path) -> Environment:
     return _with_wheel(folder, _linked(folder, _needed("rltrace-toolkit")))
 
 
+def build(folder: Path, **environment: str) -> Path:
+    """Build our wheel into an empty folder, with more environment."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    environment = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.iterdir()
+    return path
+
+
 def wheel(folder: Path) -> Path:
     """Return our wheel, which is built once for all processes of a run of the tests.
 
@@ -97,15 +107,9 @@ def wheel(folder: Path) -> Path:
     """
     is_worker = "PYTEST_XDIST_WORKER" in os.environ  # whose folder is in that of the run
     shared = folder.parents[1 if is_worker else 0] / "rltrace_wheel"
-    shared.mkdir(exist_ok=True)
-    with (shared / "lock").open("w") as lock:
+    with shared.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (built := [*shared.glob("*.whl")]):
-            build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(shared)]
-            done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-            built = [*shared.glob("*.whl")]
-    return built[0]
+        return next(shared.glob("*.whl"), None) or build(shared)
 
 
 def _with_wheel(folder: Path, others: Path) -> Environment:

@@ -29,15 +29,6 @@ SOURCES = {
 NATIVE = {f"rltrace/{library.name}" for library in LIBRARIES}
 
 
-def _built(folder: Path, **environment: str) -> Path:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    environment = {**os.environ, **environment}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    (path,) = folder.iterdir()
-    return path
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(installed.wheel(tmp_path_factory.mktemp("wheel")))
@@ -112,7 +103,7 @@ def test_modules_in_wheel(built: NativeLibrary, wheel: zipfile.ZipFile, tmp_path
 
 def test_wheel_without_compiler(tmp_path: Path) -> None:
     """Without a compiler the wheel is one for every platform, and has no library."""
-    path = _built(tmp_path, CC="no-such-compiler")
+    path = installed.build(tmp_path, CC="no-such-compiler")
     assert path.name.endswith("-py3-none-any.whl")
     assert not [name for name in zipfile.ZipFile(path).namelist() if name.endswith(".so")]
 

@@ -17,7 +17,7 @@ from rltrace.analysis.lifetimes import Presence, presence
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.phases import driver_phases, lane_phases
 from rltrace.analysis.seen.process import Seen
-from rltrace.analysis.seen.rows import groups
+from rltrace.analysis.seen.rows import distinct, groups
 from rltrace.analysis.steps import FIRST, StepWindows
 
 RUN, STARTUP, FIRST_STEP, STEADY_STEP = "run", "startup", "first_step", "steady_step"
@@ -154,7 +154,7 @@ class _Gaps:
         after = _phases_at(self.rows[:, 0], edges[:, 0], [rows[:, 1] for rows in phases.values()])
         before = _phases_at(self.rows[:, 1], edges[:, 1], [rows[:, 0] for rows in phases.values()])
         names = [None, *phases]
-        codes, places = np.unique(after * len(names) + before, return_inverse=True)
+        codes, places = distinct(after * len(names) + before)
         pairs = [divmod(code, len(names)) for code in codes.tolist()]
         self._between = Coded([(names[after], names[before]) for after, before in pairs], places)
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -73,7 +73,8 @@ def watch(run: str | None, limits: Limits) -> Recording | None:
     from rltrace.cli.tables import console
     from rltrace.read.following import Follower
 
-    with contextlib.suppress(KeyboardInterrupt), _ends_orderly():
+    # When the terminal is closed or this process is told to end, the terminal is put back first.
+    with contextlib.suppress(KeyboardInterrupt), _at(["SIGTERM", "SIGHUP"], lambda number: sys.exit(128 + number)):
         recording = _begun(run, limits)
         if recording.folder != recording.path:  # an archive does not change
             return recording
@@ -155,7 +156,7 @@ def _picture(console: Console, wake: threading.Event) -> Iterator[Show]:
         with _uninterrupted():
             screen.update(picture, refresh=True)
 
-    with _when("SIGWINCH", wake.set), _when("SIGTSTP", lambda: _stop(screen)):
+    with _at(["SIGWINCH"], lambda _: wake.set()), _at(["SIGTSTP"], lambda _: _stop(screen)):
         try:
             with _uninterrupted():
                 screen.start()
@@ -173,15 +174,15 @@ def _drawn(now: Now, path: str, every_seconds: float, finder: _Finder, *, is_scr
 
 
 @contextlib.contextmanager
-def _when(name: str, act: Callable[[], None]) -> Iterator[None]:
-    """Act at a signal, if this system has it."""
-    number = getattr(signal, name, None)
-    before = None if number is None else signal.signal(number, lambda *_: act())
+def _at(names: Iterable[str], act: Callable[[int], object]) -> Iterator[None]:
+    """Act at these signals, of which this system may lack some, with the number of each."""
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, lambda number, _: act(number)) for number in numbers}
     try:
         yield
     finally:
-        if number is not None:
-            signal.signal(number, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _stop(screen: Any) -> None:
@@ -202,32 +203,13 @@ def _uninterrupted() -> Iterator[None]:
 
     Rich collects what it writes: a handler that runs in the middle would write into that, and stop before it is out.
     """
-    numbers = {getattr(signal, name, signal.SIGINT) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGTSTP")}
     came: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
     try:
-        yield
+        with _at(("SIGINT", "SIGTERM", "SIGHUP", "SIGTSTP"), came.append):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         for number in came:
             signal.raise_signal(number)
-
-
-@contextlib.contextmanager
-def _ends_orderly() -> Iterator[None]:
-    """Raise when the terminal is closed or this process is told to end, so that the terminal is put back."""
-
-    def end(number: int, _: object) -> None:
-        sys.exit(128 + number)
-
-    numbers = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
-    before = {number: signal.signal(number, end) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # ---- findings -----------------------------------------------------------------------------------------------------

@@ -19,13 +19,9 @@ SERVED = "generate"
 
 def is_served(rows: Columns, chosen: Rows) -> NDArray[np.bool_]:
     """Return which of some spans are of calls by which a server is asked for tokens."""
-    methods = rows.arguments["method"][chosen]
-    is_there = np.zeros(len(rows.texts) + 1, np.bool_)
-    is_there[methods] = True  # the last one is that of no text
-    is_served = np.zeros(len(is_there), np.bool_)
-    for method in np.flatnonzero(is_there[:-1]).tolist():
-        is_served[method] = rows.texts[method].rpartition(".")[2] == SERVED
-    found: NDArray[np.bool_] = is_served[methods]
+    methods, places = _texts(rows, "method", chosen)
+    are_served = [method is not None and method.rpartition(".")[2] == SERVED for method in methods]
+    found: NDArray[np.bool_] = np.array(are_served, np.bool_)[places]
     return found
 
 
@@ -69,9 +65,13 @@ def _lanes(seen: Seen, chosen: Rows, rows: Columns) -> NDArray[np.int64]:
 
 def _hashes(rows: Columns, key: str, chosen: Rows) -> NDArray[np.int64]:
     """Return a number for each row's text; 0 for none."""
-    texts, places = np.unique(rows.arguments[key][chosen], return_inverse=True)
-    said = Coded(texts.tolist(), places)
-    return said.numbered(lambda text: 0 if text == NO_TEXT else number(rows.texts[text]))
+    return _texts(rows, key, chosen).numbered(lambda text: 0 if text is None else number(text))
+
+
+def _texts(rows: Columns, key: str, chosen: Rows) -> Coded:
+    """Return the text that each row has for an argument; None for none."""
+    texts, places = distinct(rows.arguments[key][chosen] + 1)  # 0 for none
+    return Coded([rows.texts[text - 1] if text else None for text in texts.tolist()], places)
 
 
 def _prompt(seen: Seen, prompt: object) -> int:
@@ -113,7 +113,7 @@ def _requests_of(chosen: Rows, name: str, rows: Columns) -> Coded:
     said = rows.arguments["request_id"][chosen]
     has_text = said != NO_TEXT
     others = [str(rows.args(row).get("request_id", name)) for row in chosen[~has_text].tolist()]
-    texts, of_texts = np.unique(said[has_text], return_inverse=True)
+    texts, of_texts = distinct(said[has_text])
     places = np.empty(len(chosen), np.intp)
     places[has_text], places[~has_text] = of_texts, len(texts) + np.arange(len(others))
     return Coded([*map(rows.texts.__getitem__, texts.tolist()), *others], places)
