@@ -105,7 +105,7 @@ def forget_threads() -> None:
     """Drop the segments of all threads in a forked child: they are its parent's."""
     global _local
     _local = threading.local()
-    _forget_segment()
+    native.forget_segment()
 
 
 @contextlib.contextmanager
@@ -114,20 +114,14 @@ def writing_to(segment: Segment) -> Iterator[None]:
     own = _local.__dict__
     before = own.get("write")
     own["write"] = segment.write
-    _forget_segment()
+    native.forget_segment()
     try:
         yield
     finally:
         del own["write"]
         if before is not None:
             own["write"] = before
-        _forget_segment()
-
-
-def _forget_segment() -> None:
-    """Have the native library ask again which segment this thread writes to."""
-    if native.LIBRARY is not None:
-        native.LIBRARY.forget()
+        native.forget_segment()
 
 
 # ---------------------------------------------------------------- spans

@@ -14,7 +14,7 @@ from typing import Any
 
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
-from rltrace.record import checksum, redaction
+from rltrace.record import checksum, native, redaction
 from rltrace.record.announcement import complain, complain_once
 from rltrace.record.cluster import DIR_VARIABLE, PARENT_VARIABLE
 from rltrace.record.disk_account import Closed, DiskAccount, closed_in, on_disk
@@ -110,20 +110,26 @@ class HookCount:
 
 
 class Held:
-    """The segment of a thread. Its thread-local storage has the only reference, so this dies with the thread."""
+    """The segment of a thread. Its thread-local storage has the only reference, so this dies with the thread.
 
-    __slots__ = ("pid", "recorder", "segment")
+    Where C made the thread, that storage is as old as the thread's call of Python, and this dies with each call.
+    """
+
+    __slots__ = ("c_thread", "pid", "recorder", "segment")
 
     segment: Segment
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, c_thread: int | None) -> None:
         self.pid = recorder.pid
         self.recorder = recorder
+        self.c_thread = c_thread
+        """The system's number of a thread that C made."""
 
     def __del__(self) -> None:
         try:
             if self.pid == os.getpid():  # a forked child has no part in its parent's segments
-                self.recorder.take_back(self.segment)
+                native.forget_segment()  # the library remembers it for the system's thread, which may live on
+                self.recorder.take_back(self.c_thread, self.segment)
         except own_failure():
             pass
 
@@ -193,6 +199,9 @@ class Recorder:
         self._kept: deque[Closed] = deque()
         """Those with a checksum, the oldest first, if this process has a bound of its own."""
         self._returned: list[Segment] = []
+        """Those with room whose thread is dead."""
+        self._left: dict[int, Segment] = {}
+        """Those of C's threads that are not in a call of Python now, by the system's numbers of the threads."""
         self._is_closed = False
         self._disk: DiskAccount | None = None
         """None until this process has something to write."""
@@ -415,21 +424,33 @@ class Recorder:
         if self._is_closed:
             raise ValueError("the recorder has stopped")
         self._open()
-        held: Held | None = getattr(local, "held", None)
+        held: Held | None = getattr(local, "held", None) or self._held_again(local)
         if held is not None and held.segment.free_bytes >= record_bytes:
             return held.segment
         self._settle_hooks()
         return self._take_segment(local, held, record_bytes)
 
+    def _held_again(self, local: Any) -> Held | None:
+        """Give a thread of C's the segment that it left with its last call, in which it is named."""
+        thread = threading.get_native_id()
+        if thread not in self._left or _python_name() is not None:
+            return None
+        held = Held(self, thread)
+        held.segment = self._left[thread]
+        local.held = held
+        del self._left[thread]
+        return held
+
     def _take_segment(self, local: Any, held: Held | None, record_bytes: int) -> Segment:
-        header = encode((threading.get_native_id(), _thread_name(), True))
+        thread, name = threading.get_native_id(), _python_name()
+        header = encode((thread, plain_text((name or _kernel_name())[:256]), True))
         segment = self._returned_segment(held, len(header) + record_bytes)
         made = [] if segment is not None else [self._new_segment(held, len(header) + record_bytes)]
         segment = segment or made[0]
         segment.write(header)
         number = max(self._last_number, int(segment.path.stem))
         full = None if held is None else held.segment
-        holder = held or Held(self)
+        holder = held or Held(self, thread if name is None else None)
         # No call from here to the next comment, and so nothing that Python would run a signal handler after.
         self._segments += made
         self._last_number = number
@@ -447,7 +468,11 @@ class Recorder:
 
     def _returned_segment(self, held: Held | None, needed_bytes: int) -> Segment | None:
         """Return a segment that a dead thread left, for a thread that has none."""
-        for segment in self._returned if held is None else ():
+        if held is not None:
+            return None
+        for thread in [thread for thread in self._left if not os.path.exists(f"/proc/self/task/{thread}")]:
+            self._take_back(None, self._left.pop(thread))
+        for segment in self._returned:
             if segment.free_bytes > max(needed_bytes, REUSE_BYTES):
                 self._returned.remove(segment)
                 return segment
@@ -528,12 +553,14 @@ class Recorder:
         """Return whether this very process has recorded an event."""
         return self.pid == os.getpid() and self._last_number > 0
 
-    def take_back(self, segment: Segment) -> None:
-        """Keep the segment of a dead thread for the next new thread, if it has room."""
-        self.run_alone(self._take_back, segment)
+    def take_back(self, c_thread: int | None, segment: Segment) -> None:
+        """Keep a dead thread's segment for the next new one, if it has room, and that of a thread of C's for itself."""
+        self.run_alone(self._take_back, c_thread, segment)
 
-    def _take_back(self, segment: Segment) -> None:
-        if segment.free_bytes > REUSE_BYTES:
+    def _take_back(self, c_thread: int | None, segment: Segment) -> None:
+        if c_thread is not None:
+            self._left[c_thread] = segment
+        elif segment.free_bytes > REUSE_BYTES:
             self._returned.append(segment)
         else:
             self._seal(segment)
@@ -586,23 +613,24 @@ class Recorder:
         self._folder.close()
 
 
-def _thread_name() -> str:
-    """Return this thread's name, cut to a length and an alphabet that any record can hold."""
-    name = threading.current_thread().name
-    if name.startswith("Dummy-"):  # not made by Python, which has no better name for it; the kernel may
-        try:
-            name = _kernel_name()
-        except own_failure(OSError):
-            pass
-    return plain_text(name[:256])
+def _python_name() -> str | None:
+    """Return the name that this thread has in Python; None if C made it.
+
+    `threading.current_thread` would add such a thread to those that the program sees.
+    """
+    thread: threading.Thread | None = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
+    return None if thread is None or thread.name.startswith("Dummy-") else thread.name
 
 
 def _kernel_name() -> str:
     """Return the kernel's name of this thread; none if it inherited the name from its process, as those of Ray's pools
     do."""
-    own, main = (
-        Path(f"/proc/self/task/{task}/comm").read_text(errors="replace").strip()
-        for task in (threading.get_native_id(), os.getpid())
-    )
+    try:
+        own, main = (
+            Path(f"/proc/self/task/{task}/comm").read_text(errors="replace").strip()
+            for task in (threading.get_native_id(), os.getpid())
+        )
+    except own_failure(OSError):
+        return "thread"
     # Ray renames its main thread with every call ("ray::Worker.step"); a pool has the name of when it was made.
     return "thread" if re.split("[.:]", own)[0] == re.split("[.:]", main)[0] else own

@@ -30,3 +30,9 @@ def are_native(*functions: Any) -> bool:
 LIBRARY: Any = module_of(RECORDS) if are_native(now_ns) else None
 """The library; None where everything is done in Python, as where a program has put a clock of its own in the place of
 the system's, which the library asks."""
+
+
+def forget_segment() -> None:
+    """Have the library ask again which segment this thread writes to."""
+    if LIBRARY is not None:
+        LIBRARY.forget()
