@@ -72,10 +72,18 @@ def test_exposed_collectives(tmp_path: Path) -> None:
     assert (finding.evidence.ranks, finding.evidence.phases) == ([0], ["ref.log_prob"])
 
 
-def launched(run: PlantedRun, launch_share: float, busy_percent: float, *, free_bytes: float | None = None) -> Written:
+def launched(
+    run: PlantedRun,
+    launch_share: float,
+    busy_percent: float,
+    *,
+    first_share: float | None = None,
+    free_bytes: float | None = None,
+) -> Written:
     """Forwards of the update that take a share of their GPU time to launch, on GPUs that are so busy in it.
 
-    Nobody samples them if they are not busy at all, and nobody looks at their memory if it is not said what is free.
+    The first one takes another share if one is given. Nobody samples GPUs that are not busy at all, and nobody looks at
+    their memory if it is not said what is free.
     """
 
     def records(run: PlantedRun, rank: int, step: int, begin: float, end: float) -> list[Any]:
@@ -84,7 +92,8 @@ def launched(run: PlantedRun, launch_share: float, busy_percent: float, *, free_
         launched_at = begin
         for at in (begin + place * length for place in range(MICRO_BATCHES)):
             host_begin = launched_at + 0.002 if launch_share < 1 else at
-            launched_at = host_begin + launch_share * length * 0.9
+            share = first_share if first_share is not None and at == begin else launch_share
+            launched_at = host_begin + share * length * 0.9
             found += [
                 span("fsdp.forward", host_begin, launched_at),
                 span("fsdp.forward", host_begin, host_begin + 0.01),
@@ -122,6 +131,15 @@ def test_launch_bound_without_a_sampler(tmp_path: Path) -> None:
     (finding,) = found(launched(PlantedRun(tmp_path / "run"), 1.0, 0), "launch_bound")
     all_but_one = 3.3 * (1 - 1 / MICRO_BATCHES)
     assert finding.seconds_per_step is None and finding.bound_seconds == pytest.approx(all_but_one, rel=CLOSE)
+
+
+def test_a_full_queue_is_not_launch_bound(tmp_path: Path) -> None:
+    """A host that a full queue holds up launches as slowly as its GPU runs, and could be faster."""
+    cases = {"busy": launched(PlantedRun(tmp_path / "busy"), 1.0, 100, free_bytes=50e9)}
+    cases["first"] = launched(PlantedRun(tmp_path / "first"), 1.0, 0, first_share=0.6, free_bytes=50e9)
+    for written in cases.values():
+        assert not found(written, "launch_bound")
+        assert "small_micro_batches" in [one.id for one in why(analyse(written.read())).unjudged], "without gathers"
 
 
 def test_small_micro_batches_that_take_as_long_to_launch(tmp_path: Path) -> None:

@@ -10,14 +10,11 @@ import numpy as np
 from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.gpu_samples import gpu_samples
-from rltrace.analysis.findings.launches import forwards_in, launch_bound_phases, mean_seconds
+from rltrace.analysis.findings.launches import BUSY, forwards_in, launch_bound_phases, mean_seconds
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.intervals import holding
 
 NAME = "launch_bound"
-BUSY = "gpu.utilisation_percent"
-"""The share of the last period in which a kernel ran (nvml.h, nvmlUtilization_t)."""
-
 SETTINGS = (
     Setting("PyTorch", 'torch.compile(model, mode="reduce-overhead"): CUDA graphs launch many kernels at once'),
     Setting("your program", "larger micro-batches: as many launches for more tokens"),

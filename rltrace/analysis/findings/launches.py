@@ -1,4 +1,9 @@
-"""Phases in which Python launches kernels no faster than the GPU runs them."""
+"""Phases in which Python launches kernels no faster than the GPU runs them.
+
+A host that is faster is held up all the same once it is about a thousand launches ahead, because the driver's queue is
+full. From then on its launches take as long as the kernels of a GPU that never waits. Two things tell it from a slow
+host: kernels run all the time, and the first forward of a phase, which finds an empty queue, is launched quickly.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.findings.gpu_samples import GpuSamples, gpu_samples
 from rltrace.analysis.findings.run import PerStep, Run, rows_of
 from rltrace.analysis.gpu_work import BACKWARD, FORWARD, WHOLE_BACKWARD
 from rltrace.analysis.intervals import Intervals, holding, union
@@ -19,6 +25,15 @@ from rltrace.analysis.seen.process import Seen
 AS_LONG = 0.9
 """Share of a forward's GPU time that its launch must take. A host that is faster by more than the 10 % by which equal
 work differs on these hosts (docs/measurements/index.md) gets ahead of its GPU."""
+
+FIRST_AS_LONG = 0.7
+"""The same share of a phase's first forward. Where launches bound the phases of an 8B run it is 0.83 to 0.95."""
+
+BUSY = "gpu.utilisation_percent"
+"""The share of the last period in which a kernel ran (nvml.h, nvmlUtilization_t)."""
+
+ALWAYS_BUSY_PERCENT = 99
+"""Of a phase's samples, the median where the GPU waits for no launch; in phases of that 8B run it is 96 to 98."""
 
 SLIGHTLY_BEHIND = 0.5
 """Of a forward, by how much the GPU may still be behind its host at the end: with a host that is ahead by a tenth, the
@@ -37,6 +52,8 @@ class Launches(NamedTuple):
 
     host_seconds: float
     gpu_seconds: float
+    first_share: float
+    """Of the phase's first forwards, how much of their GPU time their launch takes."""
     behind_seconds: float
     """By how much the GPU is done later than the host: the median forward."""
 
@@ -47,7 +64,9 @@ def launch_bound_phases(run: Run) -> dict[str, Launches] | None:
     passes = {lane: made for lane in run.ranks if (made := _passes(run, lane)) is not None}
     if not passes:
         return None
-    return {name: launches for name, launches in _by_phase(run, passes) if _is_bound(launches)}
+    busy = gpu_samples(run, BUSY)
+    found = {name: launches for name, launches in _by_phase(run, passes) if _is_bound(launches)}
+    return {name: launches for name, launches in found.items() if not _is_always_busy(run, busy, name)}
 
 
 def forwards_in(run: Run, phase: str) -> float:
@@ -61,8 +80,19 @@ def mean_seconds(run: Run, phase: str) -> PerStep:
 
 
 def _is_bound(launches: Launches) -> bool:
-    is_as_long = launches.host_seconds >= AS_LONG * launches.gpu_seconds
+    is_as_long = launches.host_seconds >= AS_LONG * launches.gpu_seconds and launches.first_share >= FIRST_AS_LONG
     return is_as_long and launches.behind_seconds <= SLIGHTLY_BEHIND * launches.gpu_seconds
+
+
+def _is_always_busy(run: Run, busy: Mapping[Lane, GpuSamples], phase: str) -> bool:
+    """Return whether kernels run in a phase all the time; not where nobody has sampled it."""
+    parts = [
+        samples.values[holding(run.phases[lane][phase], samples.times_ns) >= 0]
+        for lane, samples in busy.items()
+        if phase in run.phases[lane]
+    ]
+    percent = np.concatenate(parts) if parts else np.zeros(0)
+    return len(percent) > 0 and float(np.median(percent)) >= ALWAYS_BUSY_PERCENT
 
 
 def _passes(run: Run, lane: Lane) -> Passes | None:
@@ -94,8 +124,12 @@ def _by_phase(run: Run, passes: Mapping[Lane, Passes]) -> Iterator[tuple[str, La
         host, gpu = made.host[in_step], made.gpu[in_step]
         lengths = np.column_stack([host[:, 1] - host[:, 0], gpu[:, 1] - gpu[:, 0], gpu[:, 1] - host[:, 1]])
         for name, rows in run.phases[lane].items():
-            columns[name].append(lengths[holding(rows, host[:, 0]) >= 0])
+            phase = holding(rows, host[:, 0])
+            is_first = np.diff(phase, prepend=-1) != 0
+            columns[name].append(np.column_stack([lengths, is_first])[phase >= 0])
     for name, parts in columns.items():
         if len(rows := np.concatenate(parts)):
             host_seconds, gpu_seconds = (rows[:, :2].mean(axis=0) / 1e9).tolist()
-            yield name, Launches(host_seconds, gpu_seconds, float(np.median(rows[:, 2])) / 1e9)
+            first_host, first_gpu = rows[rows[:, 3] == 1, :2].sum(axis=0).tolist()
+            first_share = first_host / first_gpu if first_gpu else 0.0
+            yield name, Launches(host_seconds, gpu_seconds, first_share, float(np.median(rows[:, 2])) / 1e9)
