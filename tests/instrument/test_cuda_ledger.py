@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -635,6 +635,25 @@ def test_activations_end_with_their_backward(folder: Path, gpu: Simulated, ledge
     in_mib = (found.row("actor.activations") / MIB).tolist()
     assert in_mib == [0, 90, 101, 7, 75, 86, 12, 0], in_mib
     assert (found.row("unattributed") / MIB).tolist() == [0, 0, 0, 0, 0, 0, 0, 15]
+
+
+def test_logits_of_an_inference_are_its_activations(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """What a forward without a backward returns came in it, and so has an owner."""
+    turns = Turns(ledger, cast(Work, SimpleNamespace(owner_of=lambda _: "actor.activations")))
+    rltrace.start(folder, role="worker", rank=0)
+    gpu.allocate(0, cached_bytes=90 * MIB)
+    ledger.sample()
+    turns.begin_forward(has_gradients=False)
+    gpu.allocate(4 * MIB)
+    turns.beat()
+    gpu.allocate(90 * MIB, cached_bytes=-90 * MIB)
+    turns.end_forward(has_gradients=False)
+    gpu.free(90 * MIB)  # log-probs are left of them
+    ledger.reached(Boundary(("ref.log_prob",)))
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert (found.row("actor.activations") / MIB).tolist()[-3:] == [4, 94, 0]
+    assert (found.row("unattributed") / MIB).tolist()[-3:] == [0, 0, 4]
 
 
 @pytest.fixture

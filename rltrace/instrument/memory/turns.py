@@ -155,8 +155,8 @@ class Turns:
         """The forward is over. If a backward follows, its activations are there now."""
         self._turn(Turn.FORWARD_END, is_seen=self._is_seen and has_gradients)
         if not has_gradients:
+            self._end_pass(Turn.FORWARD_END)  # what it returns, such as logits, came in it
             self._is_inferring = False
-            self._end_pass(Turn.FORWARD_END)
 
     def begin_backward(self) -> None:
         """A backward begins; its forward may have had no hook."""
