@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -152,12 +151,3 @@ def memory_group() -> Iterator[Path]:
             return
         group.rmdir()
     pytest.skip("no control group with a limit on memory can be made here: that needs root, and cgroup's memory")
-
-
-@pytest.fixture
-def disk_fills() -> Iterator[None]:
-    """Files cannot have more than 500 bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)

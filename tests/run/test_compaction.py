@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from file_limit import files_of_at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -210,12 +210,8 @@ def test_a_kill_leaves_segments_or_columns(recorded: Path, tmp_path: Path, seed:
 def test_a_full_disk_leaves_segments(run: Path) -> None:
     """If columns cannot be written, one line says so, and everything is as it was."""
     before = {path: path.read_bytes() for path in files(run, "")}
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    try:
+    with files_of_at_most(10_000):
         result = CliRunner().invoke(main, ["collect", "--compact", str(run)])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert result.exit_code == 3 and "nothing is lost: make room and compact it again" in result.output
     assert {path: path.read_bytes() for path in files(run, "")} == before
 
