@@ -28,7 +28,7 @@ from rltrace.hooks.hook import Hook
 from rltrace.host import interruption
 from rltrace.host.interruption import is_from_outside, own_failure, suppress_own
 from rltrace.read.recording import Recording
-from rltrace.record import spans
+from rltrace.record import native, spans
 
 OURS = str(Path(rltrace.__file__).parent)
 
@@ -118,7 +118,7 @@ def first_of_thread() -> None:
     """The longest way: of a thread that has no segment yet."""
     KEPT.append(spans._local)
     spans._local = threading.local()
-    spans._forget_segment()
+    native.forget_segment()
     rltrace.counter("value", 1)
 
 
