@@ -112,7 +112,7 @@ class HookCount:
 class Held:
     """The segment of a thread. Its thread-local storage has the only reference, so this dies with the thread.
 
-    Where C made the thread, that storage is as old as the thread's call of Python, and this dies with each call.
+    Python gives a thread that C made new storage at each call, so there this dies with the call.
     """
 
     __slots__ = ("c_thread", "pid", "recorder", "segment")
@@ -128,7 +128,7 @@ class Held:
     def __del__(self) -> None:
         try:
             if self.pid == os.getpid():  # a forked child has no part in its parent's segments
-                native.forget_segment()  # the library remembers it for the system's thread, which may live on
+                native.forget_segment()  # the system's thread may live on, and the library remembers it for that
                 self.recorder.take_back(self.c_thread, self.segment)
         except own_failure():
             pass
@@ -201,7 +201,7 @@ class Recorder:
         self._returned: list[Segment] = []
         """Those with room whose thread is dead."""
         self._left: dict[int, Segment] = {}
-        """Those of C's threads that are not in a call of Python now, by the system's numbers of the threads."""
+        """Those of threads that C made and that are not in a call of Python now, by the system's number of each."""
         self._is_closed = False
         self._disk: DiskAccount | None = None
         """None until this process has something to write."""
@@ -431,7 +431,7 @@ class Recorder:
         return self._take_segment(local, held, record_bytes)
 
     def _held_again(self, local: Any) -> Held | None:
-        """Give a thread of C's the segment that it left with its last call, in which it is named."""
+        """Give a thread that C made the segment of its last call, which names it already."""
         thread = threading.get_native_id()
         if thread not in self._left or _python_name() is not None:
             return None
@@ -554,7 +554,7 @@ class Recorder:
         return self.pid == os.getpid() and self._last_number > 0
 
     def take_back(self, c_thread: int | None, segment: Segment) -> None:
-        """Keep a dead thread's segment for the next new one, if it has room, and that of a thread of C's for itself."""
+        """Keep a segment that has room for the next new thread, and one of a thread that C made for that thread."""
         self.run_alone(self._take_back, c_thread, segment)
 
     def _take_back(self, c_thread: int | None, segment: Segment) -> None:

@@ -1,6 +1,6 @@
 """Threads that C made and that call into Python now and then, as Ray's and gRPC's do.
 
-Python makes a state for such a thread before each call and removes it behind it, and with it all that the thread has
+Python makes a state for such a thread before each call and removes it afterwards, with all that the thread has
 stored. The system's thread stays the same.
 """
 
