@@ -128,7 +128,6 @@ class Held:
     def __del__(self) -> None:
         try:
             if self.pid == os.getpid():  # a forked child has no part in its parent's segments
-                native.forget_segment()  # the system's thread may live on, and the library remembers it for that
                 self.recorder.take_back(self.c_thread, self.segment)
         except own_failure():
             pass
@@ -201,7 +200,8 @@ class Recorder:
         self._returned: list[Segment] = []
         """Those with room whose thread is dead."""
         self._left: dict[int, Segment] = {}
-        """Those of threads that C made and that are not in a call of Python now, by the system's number of each."""
+        """Those of threads that C made and that are not in a call of Python now, by the system's number of each. The
+        native library remembers a thread's segment from call to call. Nobody else may get it before the thread ends."""
         self._is_closed = False
         self._disk: DiskAccount | None = None
         """None until this process has something to write."""
@@ -413,6 +413,8 @@ class Recorder:
             segment.write(records[0])
             del records[0]
         local.write = segment.write
+        if local.held.c_thread is not None:  # the next call has no `local.write`, and most calls have one record
+            native.remember_segment()
 
     def _segment_of_thread(self, local: Any, record_bytes: int) -> Segment:
         """Return the segment of this thread, or a new one, with room for a record.

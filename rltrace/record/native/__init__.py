@@ -36,3 +36,9 @@ def forget_segment() -> None:
     """Have the library ask again which segment this thread writes to."""
     if LIBRARY is not None:
         LIBRARY.forget()
+
+
+def remember_segment() -> None:
+    """Have the library write to this thread's segment without asking, in the thread's next calls of Python too."""
+    if LIBRARY is not None:
+        LIBRARY.remember()

@@ -180,9 +180,17 @@ static PyObject *forget(PyObject *module, PyObject *nothing) {
     Py_RETURN_NONE;
 }
 
+static PyObject *remember(PyObject *module, PyObject *nothing) {
+    (void)module, (void)nothing;
+    let_go();
+    found_own();
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"use", use, METH_VARARGS, "Set where records go, and what returns the event loop of this thread, and its task."},
     {"forget", forget, METH_NOARGS, "Forget which segment this thread writes to."},
+    {"remember", remember, METH_NOARGS, "Remember which segment this thread writes to, beyond its call of Python."},
     {NULL, NULL, 0, NULL},
 };
 
