@@ -445,7 +445,7 @@ class Recorder:
 
     def _take_segment(self, local: Any, held: Held | None, record_bytes: int) -> Segment:
         thread, name = threading.get_native_id(), _python_name()
-        header = encode((thread, plain_text((name or _kernel_name())[:256]), True))
+        header = encode((thread, plain_text((_kernel_name() if name is None else name)[:256]), True))
         segment = self._returned_segment(held, len(header) + record_bytes)
         made = [] if segment is not None else [self._new_segment(held, len(header) + record_bytes)]
         segment = segment or made[0]

@@ -77,7 +77,7 @@ def start(library: ctypes.CDLL) -> Start:
 
 
 def test_records_stay_with_their_thread(folder: Path, start: Start, process_of: Callable[[Path], Process]) -> None:
-    """What a thread records after another one was given the segment that it had left is its own."""
+    """What a thread records is its own, also where another one has begun between two of its calls."""
     rltrace.start(folder)
     begin, end = threading.Barrier(2), threading.Barrier(2)
 

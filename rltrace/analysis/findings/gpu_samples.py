@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.findings.run import PerStep, Run
+from rltrace.analysis.intervals import holding
 from rltrace.analysis.lanes import Lane
 from rltrace.events import SAMPLER, subjects
 
@@ -48,3 +50,13 @@ def gpu_samples(run: Run, counter: str) -> dict[Lane, GpuSamples]:
         if inside.any():
             found[lane] = GpuSamples(times_ns[inside], values[inside], step[inside])
     return found
+
+
+def values_in(run: Run, samples: Mapping[Lane, GpuSamples], phase: str) -> NDArray[np.float64]:
+    """Return what all ranks' samples of a counter say within a phase; nothing where nobody has sampled it."""
+    parts = [
+        of_rank.values[holding(run.phases[lane][phase], of_rank.times_ns) >= 0]
+        for lane, of_rank in samples.items()
+        if phase in run.phases[lane]
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0)

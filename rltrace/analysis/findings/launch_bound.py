@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
-from rltrace.analysis.findings.gpu_samples import gpu_samples
+from rltrace.analysis.findings.gpu_samples import gpu_samples, values_in
 from rltrace.analysis.findings.launches import BUSY, forwards_in, launch_bound_phases, mean_seconds
 from rltrace.analysis.findings.run import PerStep, Run
-from rltrace.analysis.intervals import holding
 
 NAME = "launch_bound"
 SETTINGS = (
@@ -68,14 +66,9 @@ def _share_words(run: Run, name: str, busy: float) -> str:
 
 def _busy(run: Run, phases: Iterable[str]) -> dict[str, float]:
     """Return the share of each phase in which kernels ran, in the mean of the samples; of phases that have any."""
-    found = defaultdict[str, list[float]](list)
-    for lane, samples in gpu_samples(run, BUSY).items():
-        for name in phases:
-            rows = run.phases[lane].get(name)
-            if rows is None:
-                continue
-            found[name] += samples.values[holding(rows, samples.times_ns) >= 0].tolist()
-    return {name: float(np.mean(shares)) / 100 for name, shares in found.items() if shares}
+    samples = gpu_samples(run, BUSY)
+    found = {name: values_in(run, samples, name) for name in phases}
+    return {name: float(np.mean(percent)) / 100 for name, percent in found.items() if len(percent)}
 
 
 def _idle_seconds(run: Run, name: str, busy: Mapping[str, float]) -> PerStep | None:

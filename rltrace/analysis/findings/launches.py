@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.findings.gpu_samples import GpuSamples, gpu_samples
+from rltrace.analysis.findings.gpu_samples import gpu_samples, values_in
 from rltrace.analysis.findings.run import PerStep, Run, rows_of
 from rltrace.analysis.gpu_work import BACKWARD, FORWARD, WHOLE_BACKWARD
 from rltrace.analysis.intervals import Intervals, holding, union
@@ -65,8 +65,11 @@ def launch_bound_phases(run: Run) -> dict[str, Launches] | None:
     if not passes:
         return None
     busy = gpu_samples(run, BUSY)
-    found = {name: launches for name, launches in _by_phase(run, passes) if _is_bound(launches)}
-    return {name: launches for name, launches in found.items() if not _is_always_busy(run, busy, name)}
+    return {
+        name: launches
+        for name, launches in _by_phase(run, passes)
+        if _is_bound(launches) and not _is_always_busy(values_in(run, busy, name))
+    }
 
 
 def forwards_in(run: Run, phase: str) -> float:
@@ -84,14 +87,8 @@ def _is_bound(launches: Launches) -> bool:
     return is_as_long and launches.behind_seconds <= SLIGHTLY_BEHIND * launches.gpu_seconds
 
 
-def _is_always_busy(run: Run, busy: Mapping[Lane, GpuSamples], phase: str) -> bool:
+def _is_always_busy(percent: NDArray[np.float64]) -> bool:
     """Return whether kernels run in a phase all the time; not where nobody has sampled it."""
-    parts = [
-        samples.values[holding(run.phases[lane][phase], samples.times_ns) >= 0]
-        for lane, samples in busy.items()
-        if phase in run.phases[lane]
-    ]
-    percent = np.concatenate(parts) if parts else np.zeros(0)
     return len(percent) > 0 and float(np.median(percent)) >= ALWAYS_BUSY_PERCENT
 
 
