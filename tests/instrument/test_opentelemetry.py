@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from opentelemetry import context as context_api
@@ -253,9 +254,13 @@ def test_processors_in_a_pool(patches, tmp_path):
     assert span.lane is None
 
 
-def test_arrow_follows_the_context(patches, tmp_path, monkeypatch):
-    """An arrow leads from the span whose context a propagator sends to the one that goes on with it."""
-    monkeypatch.setattr(times, "NOW_NS", 10**12)  # a span that a busy machine lets begin late has no arrow
+@pytest.mark.parametrize("now_ns", [times.NOW_NS, 0], ids=["told at once", "told late"])
+def test_arrow_follows_the_context(patches, tmp_path, monkeypatch, now_ns):
+    """An arrow leads from the span whose context a propagator sends to the one that goes on with it.
+
+    A busy machine may let us hear of each beginning late.
+    """
+    monkeypatch.setattr(times, "NOW_NS", now_ns)
     OpenTelemetry().install(patches)
     OpenTelemetrySdk().install(patches)
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("program")
@@ -268,6 +273,19 @@ def test_arrow_follows_the_context(patches, tmp_path, monkeypatch):
     client, server = found["otel.client"], found["otel.server"]
     assert client.flows_out == server.flows_in == (f"otel:{client.args['trace_id']}:{client.args['span_id']}",)
     assert server.args["parent_id"] == client.args["span_id"]
+
+
+def test_beginning_that_is_given_encloses_what_is_open(patches, tmp_path):
+    """A span that began before one that is open, as the program says, is around that one."""
+    OpenTelemetrySdk().install(patches)
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("program")
+    with rltrace.span("asked"):
+        request = tracer.start_span("request", start_time=time.time_ns() - SECOND)
+    request.end()
+    found = recorded(tmp_path)
+    request, asked = found["otel.request"], found["asked"]
+    assert request.start_ns < asked.start_ns < asked.end_ns < request.end_ns
+    assert (request.lane, asked.lane) == (None, 0)
 
 
 def test_api_alone_keeps_a_context(patches, tmp_path):

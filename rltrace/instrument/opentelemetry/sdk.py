@@ -11,6 +11,7 @@ import itertools
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
@@ -150,7 +151,8 @@ class Processor:
         scope = getattr(span, "instrumentation_scope", None)
         if scope is not None and scope.name:
             known["scope"] = scope.name[:MOST_LETTERS]
-        begun = Begun(said.name_of(span.name), known, span.start_time, may_be_written=not self._in_pool)
+        is_given = functools.partial(_is_given, span)
+        begun = Begun(said.name_of(span.name), known, span.start_time, is_given, may_be_written=not self._in_pool)
         if parent is not None and parent.is_remote and begun.is_written:
             arrows.arrives(parent)
         self._open[context.span_id] = begun, given
@@ -190,6 +192,19 @@ class Processor:
     def _forget_oldest(self) -> None:
         for span_id in list(itertools.islice(self._open, MOST_OPEN // 10)):
             self._open.pop(span_id, None)
+
+
+def _is_given(span: Any) -> bool:
+    """Tell whether the program gave a span its beginning: the SDK reads the clock itself where it was given none.
+
+    The SDK keeps no word of that, but it is in the call of `Span.start` that tells processors.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "start" and frame.f_locals.get("self") is span:
+            return frame.f_locals.get("start_time", span) is not None
+        frame = frame.f_back
+    return True
 
 
 def _given(span: Any) -> dict[str, Any]:

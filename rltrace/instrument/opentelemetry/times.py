@@ -1,8 +1,8 @@
 """When a span of OpenTelemetry begins and ends on our clock, and how that is written.
 
 OpenTelemetry reads the real-time clock, which may be set; ours is monotonic. So each time is compared with both clocks
-at the moment at which it is told. A span that begins now is written at once: it is known even if it never ends. One
-that a program gives an earlier beginning is written when it is over.
+at the moment at which it is told. A span that begins now is written at once: it is known even if it never ends, and
+arrows leave from it. One that a program gives an earlier beginning is written when it is over.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rltrace.host import clock
 from rltrace.record import lifecycle, spans
 
 NOW_NS = 1_000_000
-"""A beginning that is told later than this was read elsewhere."""
+"""A beginning that is told later than this may have been given by the program."""
 MOST_UNWRITTEN = 10_000
 """So many spans are kept to be written at the end of the process if they do not end."""
 
@@ -26,20 +27,32 @@ class Begun:
 
     __slots__ = ("args", "forks", "is_written", "name", "start_ns")
 
-    def __init__(self, name: str, args: dict[str, Any], unix_ns: int | None, *, may_be_written: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        args: dict[str, Any],
+        unix_ns: int | None,
+        is_given: Callable[[], bool] | None = None,
+        *,
+        may_be_written: bool = True,
+    ) -> None:
         """Begin a span.
 
         Args:
             name: Of the span.
             args: What it says at its beginning.
             unix_ns: When it began; None for now.
+            is_given: Tells whether the program gave that time, by default that it did. It is asked about a beginning
+                that is told late, which a busy machine makes of one that was read a moment ago.
             may_be_written: Whether this thread is the one that it begins in.
         """
         now_ns = clock.now_ns()
         ago_ns = 0 if unix_ns is None else time.time_ns() - unix_ns
         self.name, self.args, self.start_ns, self.forks = name, args, now_ns - ago_ns, _forks
-        is_now = may_be_written and 0 <= ago_ns < NOW_NS and not _has_begun_since(self.start_ns)
-        self.is_written = is_now and spans.begin_automatic(name, self.start_ns, args)
+        is_now = unix_ns is None or (0 <= ago_ns < NOW_NS and not _has_begun_since(self.start_ns))
+        if not is_now and is_given is not None and ago_ns >= 0:
+            is_now = not is_given()
+        self.is_written = may_be_written and is_now and spans.begin_automatic(name, self.start_ns, args)
         if not self.is_written and spans.is_recording() and len(_unwritten) < MOST_UNWRITTEN:
             _write_the_unended_too()
             _unwritten.add(self)
