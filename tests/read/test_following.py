@@ -223,7 +223,7 @@ with rltrace.span("step", step=0):
     threads = [threading.Thread(target=work, args=(f"thread {n}", lambda n: n < 2000)) for n in range(3)]
     threads.append(threading.Thread(target=wait))
     [thread.start() for thread in threads]
-    work("main", lambda n: n < 6000 or not followed_for_long.is_set())
+    work("main", lambda n: n < 6000 or not followed_for_long.wait(0.002))
     [thread.join() for thread in threads]
 hangs = rltrace.span("hangs").__enter__()
 print(sum(pairs), flush=True)
@@ -235,7 +235,7 @@ sys.stdin.readline()
 def test_running_program_is_followed(how: str, tmp_path: Path) -> None:
     """Threads that write while we read lose and double nothing, and what hangs is known as open, to the end.
 
-    The program writes until ten polls have brought something, however seldom a busy machine lets them be.
+    The program writes on, slowly, until ten polls have brought something, however seldom a busy machine lets them be.
     """
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "run")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
