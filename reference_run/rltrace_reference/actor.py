@@ -6,7 +6,6 @@ Shapes: B sequences, T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -21,15 +20,7 @@ from rltrace_reference.architecture import transformers_config
 from rltrace_reference.batch import Batch
 from rltrace_reference.config import Config, ModelConfig
 from rltrace_reference.offload import Offload
-
-
-@dataclass(frozen=True)
-class UpdateStats:
-    """What the update of a step measured: means over the step's tokens or optimizer steps."""
-
-    loss: float
-    kl: float
-    grad_norm: float
+from rltrace_reference.step_record import UpdateStats
 
 
 class Policy:

@@ -1,4 +1,7 @@
-"""The figures of one step, for the display, the file of `--out` and the tests."""
+"""The figures of one step, for the display, the file of `--out` and the tests.
+
+The driver reads what workers return, so it is not in `actor.py`, which imports FSDP2 for a second.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,15 @@ import msgspec
 if TYPE_CHECKING:  # the display is there before torch is imported
     from torch import Tensor
 
-    from rltrace_reference.actor import UpdateStats
     from rltrace_reference.batch import Batch
+
+
+class UpdateStats(msgspec.Struct, frozen=True):
+    """What the update of a step measured: means over the step's tokens or optimizer steps."""
+
+    loss: float
+    kl: float
+    grad_norm: float
 
 
 class StepRecord(msgspec.Struct, frozen=True):

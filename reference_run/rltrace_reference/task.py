@@ -6,9 +6,10 @@ Tokens are numbers, so there is no tokenizer: 0 to 9 are the digits, and three m
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # who checks a configuration needs the vocabulary, and not the seconds that torch's import takes
+    from torch import Tensor
 
 BOS = 10
 EOS = 11
@@ -45,6 +46,6 @@ def rewards(tokens_BT: Tensor, response_mask_BT: Tensor) -> Tensor:
     """
     before_BT, said_BT, is_said_BT = tokens_BT[:, :-1], tokens_BT[:, 1:], response_mask_BT[:, 1:]
     right_BT = is_said_BT & (before_BT >= 0) & (before_BT <= 9)
-    right_BT &= said_BT == torch.where(before_BT == 0, EOS, before_BT - 1)
+    right_BT &= said_BT == (before_BT - 1).masked_fill(before_BT == 0, EOS)
     digit_B1 = before_BT.gather(1, is_said_BT.int().argmax(1, keepdim=True))
-    return right_BT.sum(1) / torch.maximum(digit_B1.squeeze(1) + 1, is_said_BT.sum(1))
+    return right_BT.sum(1) / (digit_B1.squeeze(1) + 1).maximum(is_said_BT.sum(1))

@@ -18,9 +18,9 @@ from rltrace_reference import garbage
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rltrace_reference.actor import UpdateStats
     from rltrace_reference.batch import Batch
     from rltrace_reference.config import Config
+    from rltrace_reference.step_record import UpdateStats
     from rltrace_reference.strategy import Strategy
     from rltrace_reference.weight_sync import SyncStats
 

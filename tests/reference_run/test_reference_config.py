@@ -297,3 +297,15 @@ def test_other_system_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert capsys.readouterr().err == (
         "rltrace: the reference run needs Linux, this is darwin; recordings can be read anywhere\n"
     )
+
+
+def test_no_torch_to_check() -> None:
+    """A configuration is checked in a Python that has not imported torch, which takes seconds."""
+    program = f"""
+import sys
+from rltrace_reference.__main__ import checked
+assert checked({str(LAPTOP)!r}).ranks == 2
+print(sorted({{"torch", "ray", "transformers"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -160,6 +160,17 @@ def test_no_gpu_keeps_no_allocation(tiny: Recording) -> None:
         assert ALLOCATIONS_KEPT not in {event.name for event in processes[place].events()}
 
 
+def test_driver_does_without_fsdp2(tiny: Recording) -> None:
+    """Only workers wait for FSDP2's import, which takes a second: what they return does not bring it to the driver."""
+    states = {
+        process.identity["role"]: {hook["state"] for hook in process.hooks if hook["instrumentation"] == "fsdp2"}
+        for process in tiny.processes
+        if process.hooks
+    }
+    assert states["worker"] == {"installed"}
+    assert states["driver"] == {"waiting"}
+
+
 def test_start_up_objects_are_frozen(tiny: Recording, folder_of_said: Path) -> None:
     """In every process of a run, collections leave out what the start-up made.
 
