@@ -1,7 +1,4 @@
-"""The figures of one step, for the display, the file of `--out` and the tests.
-
-The driver reads what workers return, so it is not in `actor.py`, which imports FSDP2 for a second.
-"""
+"""The figures of one step, for the display, the file of `--out` and the tests."""
 
 from __future__ import annotations
 
@@ -16,7 +13,10 @@ if TYPE_CHECKING:  # the display is there before torch is imported
 
 
 class UpdateStats(msgspec.Struct, frozen=True):
-    """What the update of a step measured: means over the step's tokens or optimizer steps."""
+    """What the update of a step measured: means over the step's tokens or optimizer steps.
+
+    Workers return it to the driver, which would import FSDP2 with it, for a second, if it were in `actor.py`.
+    """
 
     loss: float
     kl: float

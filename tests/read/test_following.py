@@ -200,13 +200,11 @@ def test_idle_polls_read_next_to_nothing(folder: Path) -> None:
 # ---------------------------------------------------------------- a run that goes on
 
 PROGRAM = """
-import itertools, sys, threading
+import itertools, select, sys, threading
 import rltrace
 
 rltrace.start(sys.argv[1], role="worker", rank=0)
 print("begun", flush=True)
-
-followed_for_long = threading.Event()
 
 def work(name, until):
     for n in itertools.takewhile(until, itertools.count()):
@@ -214,20 +212,18 @@ def work(name, until):
             with rltrace.span("inner"): rltrace.counter("actor.params_bytes", n)
     pairs.append(n + 1)
 
-def wait():
-    sys.stdin.readline()
-    followed_for_long.set()
+def is_told():
+    return bool(select.select([sys.stdin], [], [], 0.002)[0])
 
 pairs = []
 with rltrace.span("step", step=0):
     threads = [threading.Thread(target=work, args=(f"thread {n}", lambda n: n < 2000)) for n in range(3)]
-    threads.append(threading.Thread(target=wait))
     [thread.start() for thread in threads]
-    work("main", lambda n: n < 6000 or not followed_for_long.wait(0.002))
+    work("main", lambda n: n < 6000 or not is_told())
     [thread.join() for thread in threads]
 hangs = rltrace.span("hangs").__enter__()
 print(sum(pairs), flush=True)
-sys.stdin.readline()
+sys.stdin.readline(), sys.stdin.readline()
 """
 
 

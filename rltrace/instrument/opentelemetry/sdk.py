@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakSet
 
 from rltrace.hooks.arguments import keep_self
+from rltrace.hooks.call_frames import variable
 from rltrace.hooks.hook import Function, Hook
 from rltrace.hooks.patching import nothing_before
 from rltrace.hooks.wrapping import wrap_function
@@ -201,8 +202,8 @@ def _is_given(span: Any) -> bool:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "start" and frame.f_locals.get("self") is span:
-            return frame.f_locals.get("start_time", span) is not None
+        if frame.f_code.co_name == "start" and variable(frame, "self") is span:
+            return variable(frame, "start_time", span) is not None
         frame = frame.f_back
     return True
 

@@ -32,7 +32,7 @@ class Begun:
         name: str,
         args: dict[str, Any],
         unix_ns: int | None,
-        is_given: Callable[[], bool] | None = None,
+        is_given: Callable[[], bool] = lambda: True,
         *,
         may_be_written: bool = True,
     ) -> None:
@@ -49,10 +49,9 @@ class Begun:
         now_ns = clock.now_ns()
         ago_ns = 0 if unix_ns is None else time.time_ns() - unix_ns
         self.name, self.args, self.start_ns, self.forks = name, args, now_ns - ago_ns, _forks
-        is_now = unix_ns is None or (0 <= ago_ns < NOW_NS and not _has_begun_since(self.start_ns))
-        if not is_now and is_given is not None and ago_ns >= 0:
-            is_now = not is_given()
-        self.is_written = may_be_written and is_now and spans.begin_automatic(name, self.start_ns, args)
+        is_just_now = 0 <= ago_ns < NOW_NS and not _has_begun_since(self.start_ns)
+        is_now = may_be_written and (unix_ns is None or is_just_now or (ago_ns >= 0 and not is_given()))
+        self.is_written = is_now and spans.begin_automatic(name, self.start_ns, args)
         if not self.is_written and spans.is_recording() and len(_unwritten) < MOST_UNWRITTEN:
             _write_the_unended_too()
             _unwritten.add(self)

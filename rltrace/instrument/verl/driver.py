@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import weakref
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from rltrace.events import STEP
+from rltrace.hooks.call_frames import variable
 from rltrace.hooks.hook import Function, Hook
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after
 from rltrace.hooks.wrapping import wrap_coroutine_function
@@ -61,10 +61,7 @@ def trainer_above(frame: FrameType | None) -> Any:
     class has no hook there.
     """
     while frame is not None:
-        names = frame.f_locals
-        above = names.get("self")
-        if type(names) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            names.clear()  # up to Python 3.12 it is a copy, which would keep alive all that the function had
+        above = variable(frame, "self")
         if NUMBER in getattr(above, "__dict__", ()):
             return above
         frame = frame.f_back
