@@ -6,7 +6,8 @@ memory at every phase boundary.
 
 `installation.py` installs the instrumentations and lets a process join a run. `patching.py` has the only `setattr` on
 foreign code, `wrapping.py` a wrapper for each kind of function, and `hook.py` what a hook counts and how it fails.
-`arguments.py` finds an argument of a call, and `versions.py` says which releases are too old for a hook.
+`arguments.py` finds an argument of a call, `call_frames.py` a variable of a caller, and `versions.py` says which
+releases are too old for a hook.
 In a release that is newer than the last one that was read, `binding.py` decides by what is there, from the source that
 `sources.py` reads and from `digests.json`.
 `boundaries.py` tells those who watch memory that a phase begins or ends, and `phase.py` is the phase that a program
