@@ -57,7 +57,6 @@ FINISHED = {
     | OFFLOAD
     | UPDATE
     | {"compute_reward", "_call_tool", "rollout_mode", "trainer_mode", "resume", "update_weights", "release"}
-    | {"aggressive_empty_cache"}
     | ON_SGLANG,
     7: LATEST | UPDATE | ON_SGLANG,
     8: LATEST | ON_SGLANG | SINCE_8,

@@ -10,11 +10,11 @@ from collections import Counter
 from importlib.util import find_spec
 from typing import Any
 
-from rltrace.events import Turn
+from rltrace.events import EMPTY_CACHE, Turn
 from rltrace.hooks import boundaries
 from rltrace.hooks.arguments import keep_self
 from rltrace.hooks.hook import Function, Hook
-from rltrace.hooks.patching import PatchSet, nothing_after, nothing_before
+from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.hooks.wrapping import wrap_function
 from rltrace.host import memory
 from rltrace.host.clock import now_ns
@@ -28,6 +28,7 @@ from rltrace.instrument.torch.dynamo import outside_graphs
 from rltrace.instrument.torch.fsdp2 import PACKAGE
 from rltrace.instrument.torch.models import FORWARD_WATCHERS
 from rltrace.instrument.torch.optim import STEPS, watch_optimizer_steps
+from rltrace.record import spans
 
 MODULE = "torch.nn.modules.module:Module"
 TRANSFORMERS = "transformers.modeling_utils:PreTrainedModel"
@@ -59,7 +60,8 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
     )
     patches.around("torch.optim.optimizer:Optimizer.zero_grad", nothing_before, at(turns, Turn.ZERO_GRAD))
     for api in ("torch.cuda", "torch.accelerator"):
-        patches.around(f"{api}.memory:empty_cache", at(turns, Turn.EMPTY_CACHE), at(turns, Turn.EMPTY_CACHE))
+        emptying = Emptying(turns)
+        patches.around(f"{api}.memory:empty_cache", emptying.begin, emptying.end, (EMPTY_CACHE,))
         patches.around(f"{api}.memory:reset_peak_memory_stats", saying_peak(turns), nothing_after)
     # The states that an optimizer's first step makes are there, and the step goes on for most of a second.
     groups = "torch.optim.optimizer:Optimizer._group_tensors_by_device_and_dtype"
@@ -189,6 +191,23 @@ class OptimizerStep:
     def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
         self._loading.end(self._before_bytes)
         self._turns.reached(Turn.OPTIMIZER_END)
+
+
+class Emptying:
+    """Torch gives its cached memory back to the driver, whoever asks for that; looked at from both sides."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """Look before the call, and open its span."""
+        self._turns.reached(Turn.EMPTY_CACHE)
+        return spans.automatic_span(EMPTY_CACHE).__enter__()
+
+    def end(self, opened: Any, result: Any, error: BaseException | None) -> None:
+        """Close the span, and look after the call."""
+        end_span(opened, result, error)
+        self._turns.reached(Turn.EMPTY_CACHE)
 
 
 class ModuleMoves:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from rltrace.events import LOG_PROBS
+from rltrace.events import EMPTY_CACHE, LOG_PROBS
 from rltrace.hooks.arguments import argument, keep
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.patching import PatchSet, nothing_after, nothing_before
@@ -64,7 +64,7 @@ def install_worker(patches: PatchSet) -> None:
     patches.span(f"{manager}.wake_weights", "rollout.wake_weights")
     patches.span(f"{manager}.sync_weights", "weight_sync", lambda manager: {"step": manager.step}, sync_stats)
     patches.span(f"{manager}.wake_kv_cache", "rollout.wake_kv_cache")
-    patches.span(f"{manager}.empty_cache", "allocator.empty_cache")
+    patches.span(f"{RUN}.device:trim_heap", EMPTY_CACHE)  # on a GPU it is torch's, which has its own hook
     rollout = f"{RUN}.rollout:Rollout"
     patches.span(f"{rollout}.generate", "rollout.generate", generate_args, engine_memory)
     # Not the manager's: the engine is put to sleep once before the first step too.

@@ -88,7 +88,6 @@ def name_engine_hooks(patches: PatchSet, engine: ColocatedEngine) -> None:
     mode = attributes(VLLM, "mode")
     patches.around(f"{VLLM}._init_vllm", engine.meet, nothing_after, reads=mode)
     around(f"{VLLM}.sync_weights", engine.begin_sync, engine.end_sync, ("weight_sync",))
-    patches.span(f"{GENERATION}:empty_cache", "allocator.empty_cache")
     stages = ("weight_sync.gather", "weight_sync.load", "weight_sync.send")
     patches.around_items(f"{VLLM}._iter_named_params", engine.begin_gather, engine.end_gather, stages, reads=mode)
     patches.when_imported(GENERATION, lambda _: name_optional_hooks(patches, engine))

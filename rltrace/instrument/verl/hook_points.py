@@ -158,7 +158,6 @@ WORKER = (
     HookPoint(f"{FSDP}:load_fsdp_optimizer", worker.offload("offload.h2d")),
     HookPoint(f"{FSDP}:offload_fsdp_model_to_cpu", worker.offload("offload.d2h")),
     HookPoint(f"{FSDP}:offload_fsdp_optimizer", worker.offload("offload.d2h")),
-    HookPoint("verl.utils.memory_utils:aggressive_empty_cache", driver.span_named("allocator.empty_cache"), since=6),
     HookPoint(
         "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.save_checkpoint",
         driver.span_named("checkpoint.save"),
