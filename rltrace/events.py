@@ -106,6 +106,9 @@ STEP_PHASES = (
 )
 """The phases of a step, in the order in which they happen."""
 
+INFERENCES = frozenset({"actor.old_log_prob", "ref.log_prob", "critic.values"})
+"""Phases in which a trainer computes a model without a backward; what comes and goes in them is of its activations."""
+
 PHASES = frozenset(STARTUP_PHASES + STEP_PHASES)
 """A hook's span with one of these names is a phase."""
 

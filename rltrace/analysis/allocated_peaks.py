@@ -13,11 +13,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from rltrace.analysis.intervals import holding, union
 from rltrace.analysis.looks import looks
 from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.samples import values_at
 from rltrace.analysis.steps import StepWindows
-from rltrace.events import MAP, OWNERS, UNATTRIBUTED, UNMAP, Turn
+from rltrace.events import INFERENCES, MAP, OWNERS, UNATTRIBUTED, UNMAP, Turn
+from rltrace.read.columns import OPEN
 
 POOLS = frozenset({"rollout.weights", "rollout.kv_cache"})
 """Rows that are pools where an engine sleeps."""
@@ -50,7 +52,7 @@ class AllocatedPeak(msgspec.Struct, frozen=True, kw_only=True):
     """The rank's phase; None outside of phases."""
     at_peak_bytes: dict[str, int]
     """By owner; they add up to `bytes`. What came and went between two samples is for what the process did then:
-    activations in a pass, the optimizer in its step, else unattributed."""
+    activations in a pass and where log-probs or values are computed, the optimizer in its step, else unattributed."""
 
 
 class Peak(NamedTuple):
@@ -78,6 +80,8 @@ class AllocatedPeaks:
         self._allocated = self._rows.sum(axis=1)
         self._by_start = np.argsort(self._starts_ns, kind="stable")
         self._sorted_starts_ns = self._starts_ns[self._by_start]
+        of_phases = [process.phases[name].rows(OPEN) for name in sorted(INFERENCES & process.phases.keys())]
+        self._inferences = union(*of_phases)
         self._told_ns = np.array(process.allocated_peak.times_ns, np.int64)
         self._counted = np.array(process.allocated_peak.values, np.float64)
 
@@ -111,20 +115,23 @@ class AllocatedPeaks:
         fitting = [index for index in near if self._allocated[index] <= peak_bytes]
         held = self._held(max(fitting, key=lambda index: float(self._allocated[index]))) if fitting else {}
         between_bytes = peak_bytes - sum(held.values())
+        began_ns = int(self._starts_ns[behind]) if is_in_look else told_ns
         if between_bytes:
             # Without a look it was told behind backwards: before an optimizer's step, or before the count was reset.
             turn = self._turns[behind] if is_in_look else Turn.BACKWARD_END
-            owner = self._of_between(turn, held)
+            looked_ns = int(self._ends_ns[behind - 1]) if behind else began_ns
+            owner = self._of_between(turn, (looked_ns + began_ns) // 2, held)
             held[owner] = held.get(owner, 0) + between_bytes
-        return (int(self._starts_ns[behind]) if is_in_look else told_ns), held
+        return began_ns, held
 
     def _held(self, look: int) -> dict[str, int]:
         rows = zip(self._owners, self._rows[look].tolist(), strict=True)
         return {owner: int(size) for owner, size in rows if size}
 
-    def _of_between(self, turn: object, held: dict[str, int]) -> str:
-        """Return for whom the process worked in front of a place."""
-        what = "activations" if turn in IN_PASS else "optimizer" if turn in IN_OPTIMIZER else None
+    def _of_between(self, turn: object, at_ns: int, held: dict[str, int]) -> str:
+        """Return for whom the process worked in front of a place, half-way from the look before it."""
+        is_inference = not turn and holding(self._inferences, np.array([at_ns]))[0] >= 0
+        what = "activations" if turn in IN_PASS or is_inference else "optimizer" if turn in IN_OPTIMIZER else None
         of_kind = [owner for owner in self._owners if what is not None and owner.endswith(f".{what}")]
         # These are places of a pass: an engine in the same process waits there.
         return max(of_kind, key=lambda owner: (not is_of_engine(owner), held.get(owner, 0)), default=UNATTRIBUTED)

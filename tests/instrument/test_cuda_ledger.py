@@ -40,7 +40,7 @@ from rltrace.host.nvml import Gpu, Memory, UnavailableError
 from rltrace.instrument import memory
 from rltrace.instrument.memory import cuda_ledger
 from rltrace.instrument.memory.cards import open_device, open_engines_card
-from rltrace.instrument.memory.cuda_ledger import CudaLedger, Reserved
+from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger, Reserved
 from rltrace.instrument.memory.cuda_memory import eager_connections, first_collectives, name_hooks
 from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.turn_hooks import loading
@@ -48,6 +48,7 @@ from rltrace.instrument.memory.turns import Turns
 from rltrace.instrument.memory.work import Work
 from rltrace.instrument.torch import devices
 from rltrace.instrument.verl import worker as verl_worker
+from rltrace.instrument.vllm import engine
 from rltrace.read.recording import Recording
 
 MIB = 1 << 20
@@ -275,6 +276,31 @@ def test_torch_counts_between_boundaries(folder: Path, gpu: Simulated, ledger: C
     of_steps = [(one.step, one.bytes, one.at_most_bytes) for one in of_device(folder).allocated_steps]
     most = (907 + 5_000) * MIB
     assert of_steps == [(7, most, most), (8, 907 * MIB, most)], "of the second step torch's count tells a bound only"
+
+
+@pytest.mark.parametrize(("phase", "owner"), [("ref.log_prob", "actor.activations"), ("weight_sync", "unattributed")])
+def test_what_came_and_went_in_log_probs(
+    folder: Path, gpu: Simulated, ledger: CudaLedger, phase: str, owner: str
+) -> None:
+    """What the last look of a phase finds to have come and gone was activations where log-probs were computed."""
+    turns = Turns(ledger, Work())
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    actor(gpu, ledger)
+    ledger.reached(Boundary((phase,), is_end=False))
+    with rltrace.phase(phase):
+        turns.begin_forward(has_gradients=False)
+        gpu.allocate(90 * MIB)
+        turns.beat()
+        turns.end_forward(has_gradients=False)
+        gpu.allocate(500 * MIB)
+        gpu.free(590 * MIB)
+    ledger.reached(Boundary((phase,)))
+    rltrace.stop()
+    (peak,) = of_device(folder).allocated_peaks
+    held = {"actor.params": 300 * MIB, "actor.optimizer": 600 * MIB, "actor.activations": 90 * MIB}
+    assert peak.bytes == (907 + 590) * MIB
+    assert peak.at_peak_bytes[owner] == held.get(owner, 7 * MIB) + 500 * MIB
 
 
 def test_peaks_of_passes_that_nobody_looks_at(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
@@ -654,6 +680,29 @@ def test_logits_of_an_inference_are_its_activations(folder: Path, gpu: Simulated
     (found,) = ledgers(Observations(Recording.open(folder))).values()
     assert (found.row("actor.activations") / MIB).tolist()[-3:] == [4, 94, 0]
     assert (found.row("unattributed") / MIB).tolist()[-3:] == [0, 0, 4]
+
+
+def test_what_is_computed_from_logits_goes_with_them(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """Entropies are computed behind the forward; in a phase of log-probs they are activations, until it ends."""
+    turns = Turns(ledger, Work())
+    boundary = Boundary(("actor.old_log_prob",), is_end=False)
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.reached(boundary)
+    turns.pass_boundary(boundary)
+    turns.begin_forward(has_gradients=False)
+    gpu.allocate(90 * MIB)
+    turns.end_forward(has_gradients=False)
+    gpu.allocate(80 * MIB)
+    turns.turn()
+    gpu.free(165 * MIB)  # log-probs are left
+    ledger.reached(boundary._replace(is_end=True))
+    turns.pass_boundary(boundary._replace(is_end=True))
+    gpu.allocate(20 * MIB)
+    turns.turn()
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert (found.row("actor.activations") / MIB).tolist() == [0, 90, 170, 0, 0]
+    assert (found.row("unattributed") / MIB).tolist() == [0, 0, 0, 5, 25]
 
 
 @pytest.fixture
@@ -1204,6 +1253,27 @@ def test_peak_of_a_backward_is_not_the_engines(folder: Path, gpu: Simulated, led
     (peak,) = of_device(folder).allocated_peaks
     assert peak.at_peak_bytes["actor.activations"] > 600 * MIB
     assert peak.at_peak_bytes.get("rollout.activations", 0) <= 77 * MIB
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["own process", "beside a trainer"])
+def test_kernels_of_an_engines_inputs(
+    folder: Path, gpu: Simulated, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch, trains: bool
+) -> None:
+    """What vLLM loads while it makes its inputs is its context; what a trainer has held before is not."""
+    monkeypatch.setattr(engine, "LEDGER", ledger)
+    monkeypatch.setattr(engine, "KERNELS", Growth(ledger, CONTEXT))
+
+    def work() -> None:
+        if trains:
+            ledger.sample()
+            gpu.context_bytes += 33 * MIB
+        before_bytes = engine.begin_inputs((), {})
+        ledger.sample()
+        gpu.context_bytes += 162 * MIB
+        engine.end_inputs(before_bytes, None, None)
+
+    rows = recorded(folder, work)
+    assert (rows["cuda.context"], rows.get("unaccounted", 0)) == (662 * MIB, 33 * MIB * trains)
 
 
 def test_freed_engine_memory_is_not_its_own(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:

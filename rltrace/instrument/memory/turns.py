@@ -21,7 +21,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rltrace.events import Turn
+from rltrace.events import INFERENCES, Turn
 from rltrace.hooks.boundaries import Boundary
 from rltrace.host.clock import now_ns
 from rltrace.instrument.memory.work import Work
@@ -29,6 +29,8 @@ from rltrace.instrument.memory.work import Work
 ALL = 1 << 62
 """More turns than a phase has."""
 NEVER_IN_PASS = (Turn.OPTIMIZER_BEGIN, Turn.ZERO_GRAD)
+NEVER_COMPUTES = (*NEVER_IN_PASS, Turn.MOVED)
+"""Places to which a phase of log-probs does not come while it computes with the result of a forward."""
 
 
 class Ledger(Protocol):
@@ -136,6 +138,8 @@ class Turns:
         """Whether a forward has begun whose backward has not ended."""
         self._is_inferring = False
         """Whether a forward is under way that has no backward."""
+        self._is_computing = False
+        """Whether such a forward is over, in a phase that goes on with its result, as to log-probs and entropies."""
         self._is_seen = False
         """Whether the pass that is under way is looked at."""
         self._has_looked = False
@@ -143,6 +147,7 @@ class Turns:
 
     def begin_forward(self, *, has_gradients: bool) -> None:
         """A model's forward begins."""
+        self._is_computing = False
         if not has_gradients:
             self._is_inferring = True
         elif not self._is_passing:
@@ -157,6 +162,7 @@ class Turns:
         if not has_gradients:
             self._end_pass(Turn.FORWARD_END)  # what it returns, such as logits, came in it
             self._is_inferring = False
+            self._is_computing = not INFERENCES.isdisjoint(self._phase)
 
     def begin_backward(self) -> None:
         """A backward begins; its forward may have had no hook."""
@@ -176,6 +182,8 @@ class Turns:
         """Look at a rare place, unless too much time is owed."""
         if turn in NEVER_IN_PASS:  # then a forward that nobody followed by a backward is over too
             self._is_passing = False
+        if turn in NEVER_COMPUTES:
+            self._is_computing = False
         if self._can_look():
             self._look(turn, self._looks)
         elif turn is Turn.OPTIMIZER_BEGIN:  # what backwards took at most, before the optimizer takes more
@@ -195,7 +203,7 @@ class Turns:
             self._still_phases[self._phase] = 0
         elif self._still_turns:
             self._still_phases[self._phase] = self._still_phases.get(self._phase, 0) + 1
-        self._phase = () if boundary.is_end else boundary.names
+        self._phase, self._is_computing = () if boundary.is_end else boundary.names, False
         self._still_turns, self._moves_here, self._left_out = 0, False, 0
 
     def beat(self) -> None:
@@ -266,7 +274,8 @@ class Turns:
         began_ns = now_ns()
         in_pass = self._is_passing or self._is_inferring
         self._has_looked |= in_pass
-        self._ledger.look(turn, activations=self.work.owner_of("activations") if in_pass else None)
+        has_activations = in_pass or self._is_computing
+        self._ledger.look(turn, activations=self.work.owner_of("activations") if has_activations else None)
         budget.spend(min(now_ns() - began_ns, self.MOST_LOOK_NS))
 
 

@@ -61,6 +61,10 @@ UPDATED = (
 )
 
 
+KERNELS = Growth(LEDGER, CONTEXT)
+"""Kernels that CUDA loads, which stay with the context."""
+
+
 class Vllm:
     """One engine: its worker, its allocator and its scheduler."""
 
@@ -155,13 +159,17 @@ class TensorAddresses:
         return [tensor.data_ptr() for tensor in (*tensors_of(getattr(runner, "model", None)), *caches)]
 
 
-def begin_inputs(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+def begin_inputs(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int | None:
     """Reach the boundary before the inputs are allocated: beside a trainer, only growth tells them from its bytes."""
     LEDGER.reached(boundaries.Boundary(("rollout.load",), is_end=False))
+    return KERNELS.begin() if LEDGER.in_use else None
 
 
-def end_inputs(_token: Any, _result: Any, error: BaseException | None) -> None:
-    """Reach the boundary after the inputs are allocated."""
+def end_inputs(before_bytes: int | None, _result: Any, error: BaseException | None) -> None:
+    """Give the context the kernels that this has loaded, and reach the boundary after the inputs are allocated."""
+    if before_bytes is None:  # a process of the engine's own, which has nothing but its context yet
+        LEDGER.rest_is_context()
+    KERNELS.end(before_bytes)
     LEDGER.reached(boundaries.Boundary(("rollout.load",), error=error))
 
 
@@ -257,14 +265,13 @@ def sample(_token: Any, _result: Any, _error: BaseException | None) -> None:
 
 def phase(name: str, pools: Pools, args_of: Callable[..., dict[str, Any]]) -> tuple[Any, Any]:
     """Return the `before` and the `after` of a start-up phase, in which kernels are loaded too."""
-    kernels = Growth(LEDGER, CONTEXT)
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return kernels.begin(), spans.phase(name, **args_of(*args, **kwargs)).__enter__()
+        return KERNELS.begin(), spans.phase(name, **args_of(*args, **kwargs)).__enter__()
 
     def end(token: Any, _result: Any, error: BaseException | None) -> None:
         before_bytes, opened = token
-        kernels.end(before_bytes)
+        KERNELS.end(before_bytes)
         opened.set(**{f"{tag}_bytes": size for tag, size in bytes_by_tag().items()})
         end_span(opened, None, error)
         pools.sample()
