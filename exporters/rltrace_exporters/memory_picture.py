@@ -503,6 +503,6 @@ def _ownerless(found: Residual | None) -> str:
     if found is None:
         return ""
     return (
-        f"Unaccounted: ≤ {found.worst_bytes / _MIB:.1f} MiB (limit {found.worst_limit_bytes / _MIB:.1f} MiB) at "
-        f"{found.boundaries - found.inconsistent_boundaries} of {found.boundaries} phase boundaries"
+        f"Unaccounted: ≤ {found.worst_bytes / _MIB:.1f} MiB at {found.boundaries - found.inconsistent_boundaries} of "
+        f"{found.boundaries} phase boundaries; the limit is {found.worst_limit_bytes / _MIB:.1f} MiB where it is most"
     )

@@ -49,6 +49,8 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     """When it began, counted from the beginning of the Recording."""
     last_seconds: float
     """When it ended, or its last event."""
+    gone_seconds: float | None
+    """When it was seen to be gone, which may be long after its last event; None if nobody saw that."""
     spans: int
     """How many spans it recorded."""
     samples: int
@@ -88,6 +90,7 @@ def state(seen: Seen, all_seen: Observations) -> State:
 
 def _process(seen: Seen, parent: str | None, left: list[Seen], all_seen: Observations) -> ProcessFigures:
     process = seen.process
+    gone_ns = _at(seen, process.gone_ns, all_seen.time_line)
     return ProcessFigures(
         key=process.key,
         name=process.name,
@@ -102,6 +105,7 @@ def _process(seen: Seen, parent: str | None, left: list[Seen], all_seen: Observa
         ran_when_driver_left=_ran_when_left(seen, left, all_seen.time_line),
         start_seconds=(seen.first_ns - all_seen.start_ns) / 1e9,
         last_seconds=(seen.last_ns - all_seen.start_ns) / 1e9,
+        gone_seconds=None if gone_ns is None else (gone_ns - all_seen.start_ns) / 1e9,
         spans=seen.spans,
         samples=seen.samples,
         clock_aligned=all_seen.time_line.is_aligned(process),

@@ -186,8 +186,9 @@ def _remarks(device: DeviceMemory) -> Iterator[str]:
     yield from _allocated_peaks(device)
     if (found := device.residual) is not None:
         if _judged(found):
-            over = f"; {found.boundaries_over_limit} are over the limit" if found.boundaries_over_limit else ""
-            yield f"{_unaccounted(found)}, most in {found.worst_phase}{over}"
+            over = f"; {found.boundaries_over_limit} exceed theirs" if found.boundaries_over_limit else ""
+            limit = figures.size(found.worst_limit_bytes)
+            yield f"{_unaccounted(found)}, most in {found.worst_phase}, where the limit is {limit}{over}"
         else:
             yield f"Unaccounted: not judged, for none of {_boundaries(found.boundaries)} is consistent"
         share = f"; all samples take {found.sample_share:.1%} of a step" if found.sample_share is not None else ""
@@ -200,14 +201,12 @@ def _judged(found: Residual) -> int:
 
 
 def _unaccounted(found: Residual) -> str:
-    """Return how many bytes had no owner at most, beside the limit."""
+    """Return how many bytes had no owner at most."""
     judged = _judged(found)
     where = f"all {_boundaries(judged)}" if judged > 1 else _boundaries(judged)
     if found.inconsistent_boundaries:
         where = f"{judged:,} of {_boundaries(found.boundaries)}"
-    return (
-        f"Unaccounted: ≤ {figures.size(found.worst_bytes)} (limit {figures.size(found.worst_limit_bytes)}) at {where}"
-    )
+    return f"Unaccounted: ≤ {figures.size(found.worst_bytes)} at {where}"
 
 
 def _boundaries(many: int) -> str:

@@ -80,10 +80,14 @@ def death_line(alike: Sequence[ProcessFigures], inside: str | None) -> str:
 
 
 def _how_it_went(alike: Sequence[ProcessFigures], went: str, inside: str | None) -> str:
-    last = max(alike, key=lambda process: process.last_seconds)
+    last = max(alike, key=_over_seconds)
     doing = f" in {inside}" if inside is not None else ""
     whose = figures.pids([process.pid for process in alike])
-    return f"{last.name} ({whose}) {went}{doing}, at {last.last_seconds:.1f} s"
+    return f"{last.name} ({whose}) {went}{doing}, at {_over_seconds(last):.1f} s"
+
+
+def _over_seconds(process: ProcessFigures) -> float:
+    return process.last_seconds if process.gone_seconds is None else process.gone_seconds
 
 
 def _aborted(summary: Summary) -> Iterator[str]:
