@@ -72,7 +72,7 @@ class ShardingManager:
     def __enter__(self) -> ShardingManager:
         if self.config.rollout.sync:
             self.actor.onload()
-            self.empty_cache()  # what training has left in the allocator is what the engine wakes into
+            device.empty_cache(self.config)  # what training has left in the allocator is what the engine wakes into
             if self.relaunches:  # the new engine has its weights when it is there
                 self.sync_weights()
                 return self
@@ -87,7 +87,7 @@ class ShardingManager:
     ) -> None:
         if self.config.rollout.sync and kind is None:
             self.sleep()
-            self.empty_cache()
+            device.empty_cache(self.config)
 
     def wake_weights(self) -> None:
         """Take memory for the weights first: the KV cache need not exist while parameters are gathered."""
@@ -119,7 +119,3 @@ class ShardingManager:
             self.rollout.end()
         else:
             self.rollout.sleep(self.config.rollout.sleep_level)
-
-    def empty_cache(self) -> None:
-        """Give back to the device what this process's allocator holds without using it."""
-        device.empty_cache(self.config)

@@ -19,7 +19,7 @@ from rltrace.hooks.patching import PatchSet
 from rltrace.hooks.wrapping import wrap_function
 from rltrace.host.nvml import DRIVER
 from rltrace.instrument.memory.cards import open_device, open_engines_card
-from rltrace.instrument.memory.cuda_ledger import NCCL, CudaLedger
+from rltrace.instrument.memory.cuda_ledger import CONTEXT, NCCL, CudaLedger
 from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.sharded_models import MODELS
 from rltrace.instrument.memory.turn_hooks import loading, name_turns
@@ -174,6 +174,9 @@ def is_on_gpu(value: Any) -> bool:
 
 LEDGER = CudaLedger(open_device, open_engines_card)
 """The ledger of this process."""
+
+KERNELS = Growth(LEDGER, CONTEXT)
+"""What it grows by outside of torch's allocator while a model is made, or an engine starts: kernels that CUDA loads."""
 
 TURNS = Turns(LEDGER, WORK)
 """Looks at the ledger between boundaries."""

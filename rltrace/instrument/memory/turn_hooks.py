@@ -59,8 +59,8 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
         reads=STEPS,
     )
     patches.around("torch.optim.optimizer:Optimizer.zero_grad", nothing_before, at(turns, Turn.ZERO_GRAD))
+    emptying = Emptying(turns)
     for api in ("torch.cuda", "torch.accelerator"):
-        emptying = Emptying(turns)
         patches.around(f"{api}.memory:empty_cache", emptying.begin, emptying.end, (EMPTY_CACHE,))
         patches.around(f"{api}.memory:reset_peak_memory_stats", saying_peak(turns), nothing_after)
     # The states that an optimizer's first step makes are there, and the step goes on for most of a second.

@@ -12,9 +12,7 @@ from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after
 from rltrace.host import memory
 from rltrace.host.interruption import own_failure
-from rltrace.instrument.memory.cuda_ledger import CONTEXT
-from rltrace.instrument.memory.cuda_memory import LEDGER
-from rltrace.instrument.memory.growth import Growth
+from rltrace.instrument.memory.cuda_memory import KERNELS
 from rltrace.instrument.memory.work import ACTOR, CRITIC, REF, WORK
 from rltrace.instrument.torch import cuda_time
 from rltrace.instrument.torch.devices import device_of
@@ -77,10 +75,6 @@ def says(data: Any, key: str) -> bool:
 
 
 # ---- start-up ---------------------------------------------------------------------------------------------------
-
-
-KERNELS = Growth(LEDGER, CONTEXT)
-"""What a process grows by while a model is made, outside of torch's allocator, are kernels."""
 
 
 def begin_startup(name: str) -> tuple[Any, int | None]:

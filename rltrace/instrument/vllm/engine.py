@@ -20,8 +20,8 @@ from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_be
 from rltrace.hooks.request_spans import Requests
 from rltrace.host import memory
 from rltrace.host.clock import now_ns
-from rltrace.instrument.memory.cuda_ledger import CONTEXT, GRAPHS
-from rltrace.instrument.memory.cuda_memory import LEDGER, TURNS
+from rltrace.instrument.memory.cuda_ledger import GRAPHS
+from rltrace.instrument.memory.cuda_memory import KERNELS, LEDGER, TURNS
 from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.pools import Pools
 from rltrace.instrument.memory.sharded_models import by_place
@@ -59,10 +59,6 @@ UPDATED = (
     *attributes("vllm.v1.core.kv_cache_manager:KVCacheManager", "usage"),
     *speculation.READ,
 )
-
-
-KERNELS = Growth(LEDGER, CONTEXT)
-"""Kernels that CUDA loads, which stay with the context."""
 
 
 class Vllm:
