@@ -250,7 +250,9 @@ def kernels_of(step: int) -> str:
 
 
 EMPTY_CACHE = "allocator.empty_cache"
-"""Torch's allocator gives back what it keeps; inside of a weight sync this is a stage of it."""
+"""Torch's allocator gives back what it keeps."""
+STATE_DICT = "actor.state_dict"
+"""The actor's parameters get the names that they have in a checkpoint."""
 
 WEIGHT_SYNC_STAGES = (
     "weight_sync.merge",
@@ -266,7 +268,10 @@ WEIGHT_SYNC_STAGES = (
 """Stages of one bucket, in the order in which its bytes pass them; adapters are merged before it, and behind the last
 one the engine forgets the prefixes that it cached with the old weights."""
 
-SYNC_STAGES = (EMPTY_CACHE, *WEIGHT_SYNC_STAGES)
+STAGES_INSIDE = (EMPTY_CACHE, STATE_DICT)
+"""What is a stage inside of a weight sync, and takes place at other times too."""
+
+SYNC_STAGES = (*STAGES_INSIDE, *WEIGHT_SYNC_STAGES)
 """All that a weight sync is divided into."""
 
 ENGINE_STAGES = ("weight_sync.map", "weight_sync.load")

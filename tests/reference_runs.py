@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from rltrace.read.recording import Recording
@@ -49,6 +51,53 @@ def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
     """The run as a process; its step lines come on stdout."""
     command = [sys.executable, "-m", "rltrace_reference", str(config), *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def in_its_steps(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run of one rank in the middle of its steps, without rltrace."""
+    process = start(write_config(folder, ranks=1, steps=1000, **TINY))
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step   1"):
+            break
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def children(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(run.pid).children(recursive=True)
+
+
+def workers(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    return [child for child in children(run) if child.name() == "ray::Worker"]
+
+
+def engines(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    return [child for child in children(run) if "rltrace_reference.engine" in child.cmdline()]
+
+
+def folder_of_ray(others: list[psutil.Process]) -> Path:
+    """The temporary folder of a run, which its reaper removes."""
+    commands = [child.cmdline() for child in others]
+    (reapers,) = [words for words in commands if any(word.endswith("reaper.py") for word in words)]
+    return Path(reapers[-1])
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=120)
+    assert alive == []
+
+
+def kill_and_name(role: str, victim: psutil.Process, run: subprocess.Popen[str], how: str) -> None:
+    """Kills a process of a run without rltrace: it ends with one line that names it, and nobody is left."""
+    others = children(run)
+    victim.kill()
+    _, errors = run.communicate(timeout=120)
+    assert run.returncode == 4
+    (line,) = errors.splitlines()
+    assert re.fullmatch(rf"rltrace: {role} of rank 0 \(pid {victim.pid}\) died: {how}", line)
+    wait_until_gone(others)
 
 
 def finish(folder: Path, **changes: Any) -> list[dict[str, Any]]:

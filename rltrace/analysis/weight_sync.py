@@ -14,7 +14,7 @@ from rltrace.analysis.moments import where_known
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.seen.spans import Intervalled, Stages
 from rltrace.analysis.steps import StepWindows
-from rltrace.events import EMPTY_CACHE, SYNC_STAGES
+from rltrace.events import STAGES_INSIDE, SYNC_STAGES
 
 PHASE = "weight_sync"
 SEND = "weight_sync.send"
@@ -98,22 +98,23 @@ class _Parts(NamedTuple):
 def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
     """Return the sync of every rank in every step that has one: by step, then by rank."""
     stages: dict[Lane, dict[str, list[Intervalled]]] = {}
-    emptied: dict[Lane, list[Intervalled]] = {}
+    inside: dict[Lane, dict[str, list[Intervalled]]] = {}
     phase: dict[Lane, list[Intervals]] = {}
     for process in seen.processes:
         for name, kept in process.stages.items():
             stages.setdefault(process.lane, {}).setdefault(name, []).append(kept)
-        if (EMPTY_CACHE, None) in process.automatic_spans:
-            emptied.setdefault(process.lane, []).append(process.automatic_spans[EMPTY_CACHE, None])
+        for name in STAGES_INSIDE:
+            if (name, None) in process.automatic_spans:
+                inside.setdefault(process.lane, {}).setdefault(name, []).append(process.automatic_spans[name, None])
         if PHASE in process.phases:
             phase.setdefault(process.lane, []).append(process.phases[PHASE].rows(seen.end_ns))
     found: list[tuple[int, RankSync]] = []
     for lane in sorted(stages.keys() | phase.keys(), key=order):
         in_sync = union(*phase.get(lane, []))
         columns = {name: _Columns(kept, seen.end_ns) for name, kept in stages.get(lane, {}).items()}
-        if lane in emptied:  # caches are emptied at other times too
-            columns[EMPTY_CACHE] = _Columns(emptied[lane], seen.end_ns)
-            columns[EMPTY_CACHE].keep_inside(in_sync)
+        for name, spans in inside.get(lane, {}).items():
+            columns[name] = _Columns(spans, seen.end_ns)
+            columns[name].keep_inside(in_sync)
         own = windows.of(lane)
         parts = {name: _parts(columns[name], own.windows) for name in SYNC_STAGES if name in columns}
         in_stages = union(*(of_stage.rows for of_stage in columns.values()))

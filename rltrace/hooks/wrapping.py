@@ -182,7 +182,7 @@ def watch_items(items: Iterable[Any], hook: Hook, before: Before, after: After) 
     return watched
 
 
-def wrap_arguments(original: Function, hook: Hook, change: ChangeArguments) -> Function:
+def wrap_arguments(original: Function, hook: Hook, change: ChangeArguments, *, is_counted: bool = True) -> Function:
     """Let `change` replace the arguments of a call; where it fails, they are passed on as they came.
 
     A call that returns a coroutine returns it as it is, so this keeps the kind of any function but a coroutine
@@ -195,7 +195,8 @@ def wrap_arguments(original: Function, hook: Hook, change: ChangeArguments) -> F
         if not hook.live:
             return args, kwargs
         try:
-            hook.row.fired()
+            if is_counted:
+                hook.row.fired()
             return timed_change(hook, args, kwargs)
         except own_failure() as error:
             hook.failed(error)

@@ -233,20 +233,20 @@ def test_sync_rest_is_in_no_stage(tmp_path: Path) -> None:
     assert (without_phase.seconds, without_phase.rest_seconds) == (4, 2)
 
 
-def test_emptied_cache_is_a_stage_of_its_sync(tmp_path: Path) -> None:
-    """Emptying the cache inside of a sync is a stage of it.
+@pytest.mark.parametrize("name", ["allocator.empty_cache", "actor.state_dict"])
+def test_what_is_a_stage_inside_of_a_sync(tmp_path: Path, name: str) -> None:
+    """Emptying the cache and naming the parameters are stages inside of a sync, and no part of one outside of it.
 
-    The sync is interrupted by a wake-up; a cache that is emptied outside of it is no part of it.
+    The sync is interrupted by a wake-up.
     """
     pieces = [span("weight_sync", 1, 3), span("rollout.wake_weights", 3, 4), span("weight_sync", 4, 8)]
-    stages = [span("allocator.empty_cache", 1, 3), span("weight_sync.merge", 4, 5), span("weight_sync.load", 5, 8)]
-    elsewhere = span("allocator.empty_cache", 8.5, 9.5)
-    records = [span("step", 0, 10, step=0), *pieces, *stages, elsewhere]
-    hooks = (hook(1, "empty_cache", emits=["allocator.empty_cache"]),)
+    stages = [span(name, 1, 3), span("weight_sync.merge", 4, 5), span("weight_sync.load", 5, 8)]
+    records = [span("step", 0, 10, step=0), *pieces, *stages, span(name, 8.5, 9.5)]
+    hooks = (hook(1, "a:b", emits=[name]),)
     written = Written(tmp_path / "run").process("w", *records, rank=0, ended_s=10, hooks=hooks)
     (sync,) = summarize(written.read()).weight_sync
     seconds = {name: stage.seconds for name, stage in sync.stages.items()}
-    assert seconds == {"allocator.empty_cache": 2, "weight_sync.merge": 1, "weight_sync.load": 3}
+    assert seconds == {name: 2, "weight_sync.merge": 1, "weight_sync.load": 3}
     assert (sync.seconds, sync.rest_seconds) == (6, 0)
 
 

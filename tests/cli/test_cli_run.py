@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from recordings import Written
-from reference_runs import LAPTOP, QUICK, write_config
+from reference_runs import LAPTOP, QUICK, children, folder_of_ray, wait_until_gone, write_config
 
 from rltrace.analysis import Summary, summarize
 from rltrace.cli.run import report
@@ -167,16 +167,28 @@ def test_long_start_and_interrupt_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.run
-@pytest.mark.parametrize(("role", "rank"), [("worker", 1), ("engine", 0), ("driver", None)])
+@pytest.mark.parametrize(("role", "rank"), [("worker", 1), ("driver", None)])
 def test_killed_run_is_one_line(
     going_on: Callable[[int], tuple[subprocess.Popen[str], Path]], role: str, rank: int | None
 ) -> None:
-    """A run in which a process was killed ends with one line that names it and where to look."""
+    """A run in which a process was killed ends with one line that names it and where to look, and leaves nobody.
+
+    A killed engine is in tests/reference_run/test_reference_death.py, without rltrace, and in tests/hostile.
+    """
     run, folder = going_on(2 if role == "worker" else 1)
+    kill_one(run, folder, role, rank)
+
+
+def kill_one(run: subprocess.Popen[str], folder: Path, role: str, rank: int | None) -> None:
+    """Kills a process of a run while it works, and checks what is said and what is left."""
     victim = next(p for p in Recording.open(folder).processes if (p.role, p.rank) == (role, rank))
+    others = children(run)
+    rays = folder_of_ray(others)
     doing = _stopped_at_work(folder, victim)
     os.kill(victim.pid, signal.SIGKILL)
     out, errors = run.communicate(timeout=120)
+    wait_until_gone(others)
+    assert not rays.exists()
     assert run.returncode == 4
     (line,) = errors.splitlines()
     assert line.startswith(f"rltrace: {victim.place} (pid {victim.pid}) ")

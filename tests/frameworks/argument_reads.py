@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rltrace.hooks.arguments import argument, with_argument
 from rltrace.hooks.patching import Reader
 from rltrace.hooks.sources import Parameters
-from rltrace.hooks.wrapping import wrap_function
+from rltrace.hooks.wrapping import wrap_arguments, wrap_function
 
 
 class Read(NamedTuple):
@@ -110,8 +110,9 @@ def _of_wrappers(make: Any) -> Iterator[Read]:
         return
     node, environment, _ = found
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Call) and _value(inner.func, environment) is wrap_function:
-            yield from _of_call(_value(_untimed(inner.args[2]), environment), [])
+        wrapper = _value(inner.func, environment) if isinstance(inner, ast.Call) else None
+        if wrapper is wrap_function or wrapper is wrap_arguments:
+            yield from _of_call(_value(_untimed(inner.args[2]), environment), [_UNKNOWN] * (wrapper is wrap_arguments))
         if not isinstance(inner, ast.FunctionDef) or not inner.decorator_list:
             continue
         for place, one in enumerate(inner.args.args):

@@ -1,4 +1,4 @@
-"""The example with another seed on one rank, to its end, and on four; the suite has its first steps."""
+"""The example with another seed on one rank, to its end, and on four, and without a sync; the suite has first steps."""
 
 from __future__ import annotations
 
@@ -25,3 +25,12 @@ def test_four_ranks_at_level_1(tmp_path: Path) -> None:
     assert len(records) == 2
     assert 0 < runs.mean(runs.rewards(records)) < 0.2
     assert max(record["logprob_abs_diff_mean"] for record in records) < 0.02
+
+
+def test_no_sync_no_learning(tmp_path: Path) -> None:
+    """Without the sync the reward does not rise."""
+    records = runs.finish(tmp_path, ranks=1, steps=7, rollout={"sync": False, "sleep_level": 0})
+    rewards = runs.rewards(records)
+    assert runs.mean(rewards[-2:]) <= runs.mean(rewards[:2]) + 0.02 <= 0.1
+    # The actor moves away from what the engine goes on saying.
+    assert records[0]["logprob_abs_diff_mean"] < 0.02 < records[-1]["logprob_abs_diff_mean"]

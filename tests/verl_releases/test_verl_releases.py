@@ -39,7 +39,7 @@ OFFLOAD = {
 }
 UPDATE = {"update_policy", "_forward_micro_batch", "logprobs_from_logits", "_optimizer_step"}
 UPDATE |= {"compute_values", "update_critic", "compute_value_loss"}
-BUCKETS = {"_init_socket", "_init_buffer", "receive_weights", "update_weights", "resume", "release"}
+BUCKETS = {"_init_socket", "_init_buffer", "receive_weights", "update_weights", "_cleanup", "resume", "release"}
 
 ENGINE = {"forward_backward_batch", "forward_step", "get_per_tensor_param"}
 PARTS = {"prepare_model_inputs", "prepare_model_outputs", "ppo_loss"}
@@ -420,8 +420,28 @@ def test_arrows_join_sent_and_loaded_buckets(release, exercised):
     arriving = [key for span in run.named("weight_sync.load") for key in span.flows_in]
     assert len(set(leaving)) == 2
     assert leaving == arriving
-    waits = [span.args["bucket"] for span in run.named("weight_sync.wait")]
+    waits = [span.args["bucket"] for span in run.named("weight_sync.wait") if "bucket" in span.args]
     assert waits == [span.args["bucket"] for span in run.named("weight_sync.send")]
+
+
+@buckets_in
+def test_sender_is_always_in_a_stage(release, exercised):
+    """From the call that asks the engine to receive to its end, the sender is in one stage after the other.
+
+    It waits for the engine, gathers and packs tensors, and waits for the engine again when all buckets are sent.
+    """
+    run = exercised(release)
+    names = ("gather", "pack", "send", "wait")
+    stages = sorted((span for name in names for span in run.named(f"weight_sync.{name}")), key=lambda s: s.start_ns)
+    order = [stage.name.removeprefix("weight_sync.") for stage in stages]
+    assert all(one.end_ns <= other.start_ns for one, other in itertools.pairwise(stages))
+    bucket = ["pack", "send", "wait"]
+    # The third tensor is there when the first bucket turns out to be full, and is packed behind it.
+    two, rest = ["gather", "pack"] * 2, ["pack", "gather", "pack", "gather"]
+    assert order == ["wait", *two, "gather", *bucket, *rest, *bucket, "wait"]
+    packed = [span.args["bytes"] for span in run.named("weight_sync.pack") if "bytes" in span.args]
+    assert packed == [800_000, 14, 800_000, 60]
+    assert {stage.task for stage in stages} == {stages[0].task}
 
 
 on_sglang = pytest.mark.parametrize("release", [r for r in RELEASES if r.line >= 6], ids=lambda r: r.version)

@@ -7,7 +7,7 @@ import numpy as np
 from rltrace.analysis.intervals import Intervals, cut, union
 from rltrace.analysis.series import steady_syncs
 from rltrace.analysis.weight_sync import PHASE, RankSync
-from rltrace.events import EMPTY_CACHE, SYNC_STAGES
+from rltrace.events import STAGES_INSIDE, SYNC_STAGES
 from rltrace_exporters.report.amounts import as_text, between_as_text, bytes_as_text, count, rate
 from rltrace_exporters.report.blocks import Command, Note, Table
 from rltrace_exporters.report.chart import Bar, Chart, Plot
@@ -58,7 +58,7 @@ def _waterfall(values: RunValues, shown: RankSync) -> Chart | None:
         kept = [p.stages[name].rows(end_ns) for p in processes if name in p.stages]
         kept += [p.automatic_spans[name, None].rows(end_ns) for p in processes if (name, None) in p.automatic_spans]
         inside = cut(union(*kept), limits)[0] if kept else np.empty((0, 2), np.int64)
-        if name == EMPTY_CACHE and len(phase):  # caches are emptied at other times too
+        if name in STAGES_INSIDE and len(phase):
             inside = cut(inside, union(phase))[0]
         if len(inside):
             rows[name] = inside

@@ -1,4 +1,4 @@
-"""The sender of the weights waits for the receiver to take a bucket."""
+"""The sender of the weights waits for the receiver: until it begins, takes a bucket, or is done."""
 
 from __future__ import annotations
 

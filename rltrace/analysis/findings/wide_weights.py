@@ -9,7 +9,7 @@ from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.syncs import length, per_step, slowest
 from rltrace.analysis.weight_sync import RankSync
-from rltrace.events import EMPTY_CACHE, REQUEST
+from rltrace.events import REQUEST, STAGES_INSIDE
 
 NAME = "wide_weights"
 WEIGHTS = "rollout.weights"
@@ -18,7 +18,7 @@ LEAST_RATIO = 1.5
 """Widths of types differ by powers of two (IEEE 754, OCP FP8). Some tensors keep theirs, so the limit is between 1 and
 2."""
 
-NOT_BY_BYTES = ("weight_sync.merge", "weight_sync.map", "weight_sync.reset_cache", EMPTY_CACHE)
+NOT_BY_BYTES = (*STAGES_INSIDE, "weight_sync.merge", "weight_sync.map", "weight_sync.reset_cache")
 """Stages whose length does not depend on the type."""
 
 SETTINGS = (

@@ -216,11 +216,14 @@ WEIGHT_SYNC = (
     HookPoint("torch.distributed.tensor:DTensor.full_tensor", weight_sync.gather_tensor, until=5),
     HookPoint(f"{SPMD}:vLLMRollout.update_weights", weight_sync.gather_items, since=6, until=6),
     HookPoint(f"{SPMD}:vLLMAsyncRollout.update_weights", weight_sync.gather_items, since=6, until=6),
-    HookPoint(f"{ADAPTER}.update_weights", weight_sync.gather_items, since=7),
+    HookPoint(f"{ADAPTER}.update_weights", weight_sync.send_items, since=7),
     HookPoint(f"{BUCKETS}:BucketedWeightSender._init_socket", weight_sync.watch_sender, since=7),
+    HookPoint(f"{BUCKETS}:BucketedWeightSender._cleanup", weight_sync.clean_up, since=7),
     HookPoint(f"{BUCKETS}:BucketedWeightReceiver._init_buffer", driver.span_named("weight_sync.map"), since=7),
     HookPoint(f"{BUCKETS}:BucketedWeightReceiver.receive_weights", weight_sync.watch_receiver, since=7),
     HookPoint(f"{VLLM}.utils:vLLMColocateWorkerExtension.update_weights_from_ipc", rollout.receive_weights, since=7),
+    # Of the server that stands before the engine; its worker waits for it.
+    HookPoint(f"{SERVER}.clear_kv_cache", driver.span_named("weight_sync.reset_cache"), since=7),
 )
 
 ULYSSES = "verl.workers.sharding_manager.fsdp_ulysses:FSDPUlyssesShardingManager"

@@ -12,9 +12,9 @@ from rltrace.events import wake_up_of
 from rltrace.hooks.arguments import argument, attributes, keep_self, with_argument
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.held_span import HeldSpan
-from rltrace.hooks.hook import Before, Function, Hook
+from rltrace.hooks.hook import After, Before, Function, Hook, nothing_before
 from rltrace.hooks.patching import PatchSet, end_span
-from rltrace.hooks.wrapping import watch_items, wrap_function
+from rltrace.hooks.wrapping import watch_items, wrap_arguments, wrap_function
 from rltrace.instrument.torch.tensor_sizes import sizes_of, tensor_args
 from rltrace.record import spans
 
@@ -94,19 +94,83 @@ def watch_weights(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def begin_gather(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Open the span: somebody asks for the next parameter."""
+    _sending.stop()
     return spans.automatic_span("weight_sync.gather").__enter__()
 
 
 def end_gather(opened: Any, item: Any, error: BaseException | None) -> None:
-    """Close the span: the parameter is whole; the last `next` finds none."""
+    """Close the span: the parameter is whole; the last `next` finds none. What follows is packing."""
+    packed: dict[str, int] = {}
     try:
         if item is not None:
-            opened.set(tensor=item[0], **tensor_args(item[1]))
+            sizes = tensor_args(item[1])
+            packed = {"bytes": sizes["bytes"]}
+            opened.set(tensor=item[0], **sizes)
     finally:
         end_span(opened, None, error)
+    if error is None:
+        _sending.pack(**packed)
 
 
 # ---- buckets ----------------------------------------------------------------------------------------------------
+
+
+class Sending:
+    """What the sender does where verl has no function for it: it packs, and it waits for the engine.
+
+    It waits until the engine has mapped the memory of the buckets, and behind the last bucket until the engine is done.
+    """
+
+    def __init__(self) -> None:
+        self._is_on = False
+        """Whether the adapter sends weights, or waits for the engine before or behind that."""
+        self._is_packing = False
+        self._stage = HeldSpan()
+
+    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Begin with a wait: the engine is asked to receive."""
+        self._is_on = True
+        self._stage.open("weight_sync.wait")
+
+    def pack(self, **sizes: int) -> None:
+        """Begin to pack a tensor of so many bytes, or to wait for the copies of those before it."""
+        if self._is_on:
+            self._stage.open("weight_sync.pack", **sizes)
+            self._is_packing = True
+
+    def stop(self) -> bool:
+        """End what it does; return whether it packed."""
+        packed, self._is_packing = self._is_packing, False
+        self._stage.close()
+        return packed
+
+    def wait_for_the_rest(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
+        """Wait for the engine: all is sent, and the memory of the buckets is free."""
+        if self._is_on:
+            self._stage.open("weight_sync.wait")
+
+    def end(self, _token: Any, _result: Any, error: BaseException | None) -> None:
+        """End it: the engine has the weights, or something raised."""
+        self._is_on = self._is_packing = False
+        self._stage.close(error)
+
+
+_sending = Sending()
+
+
+def send_items(patches: PatchSet, target: str) -> None:
+    """Hook the adapter that gathers parameters, packs them into buckets and sends these."""
+
+    def wrap(original: Function, hook: Hook) -> Function:
+        gathers = wrap_arguments(original, hook, watch_weights, is_counted=False)
+        return wrap_function(gathers, hook, _sending.begin, _sending.end)
+
+    patches.wrap(target, wrap, ("weight_sync.gather", "weight_sync.pack", "weight_sync.wait"))
+
+
+def clean_up(patches: PatchSet, target: str) -> None:
+    """Hook the sender's last function, behind which the adapter waits for the engine."""
+    patches.around(target, nothing_before, _sending.wait_for_the_rest, ("weight_sync.wait",))
 
 
 class Transfers:
@@ -168,6 +232,8 @@ class BucketSocket:
         self._hook = hook
         self._awaited: str | None = None
         """The key of the bucket that is not acknowledged."""
+        self._packs = False
+        """Whether the next tensor is there, and is packed when that bucket is acknowledged."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
@@ -176,18 +242,19 @@ class BucketSocket:
         """Send a message; one that describes a bucket is a span with its bytes."""
         if not isinstance(message, dict) or "bucket_meta" not in message:
             return self._socket.send_pyobj(message, *args, **kwargs)
-        return self._watched(self._socket.send_pyobj, self._begin_send)(message, *args, **kwargs)
+        return self._watched(self._socket.send_pyobj, self._begin_send, end_span)(message, *args, **kwargs)
 
     def recv(self, *args: Any, **kwargs: Any) -> Any:
         """Receive a message, which after a bucket is the acknowledgement."""
         if self._awaited is None:
             return self._socket.recv(*args, **kwargs)
-        return self._watched(self._socket.recv, self._begin_wait)(*args, **kwargs)
+        return self._watched(self._socket.recv, self._begin_wait, self._end_wait)(*args, **kwargs)
 
-    def _watched(self, original: Function, begin: Before) -> Function:
-        return wrap_function(original, self._hook, begin, end_span)
+    def _watched(self, original: Function, begin: Before, after: After) -> Function:
+        return wrap_function(original, self._hook, begin, after)
 
     def _begin_send(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        self._packs = _sending.stop() and not args[0].get("is_last", False)
         self._awaited = key = self._buckets.next_key()
         tensors = args[0]["bucket_meta"]
         size_bytes = sum(meta["shape"].numel() * meta["dtype"].itemsize for meta in tensors.values())
@@ -200,6 +267,11 @@ class BucketSocket:
     def _begin_wait(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         key, self._awaited = self._awaited, None
         return spans.automatic_span("weight_sync.wait", bucket=key).__enter__()
+
+    def _end_wait(self, opened: Any, result: Any, error: BaseException | None) -> None:
+        end_span(opened, result, error)
+        if self._packs:
+            _sending.pack()
 
 
 def watch_receiver(patches: PatchSet, target: str) -> None:
