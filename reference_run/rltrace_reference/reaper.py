@@ -2,7 +2,7 @@
 
 Ray's servers and our workers and engines die with the driver by themselves; Ray's agents take a minute longer. Run as
 a script, `python -S -E reaper.py FOLDER`, on the standard library only; end of file on stdin says that the driver is
-gone.
+gone. SIGTERM does not end it.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def reap(folder: str, driver: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who ends a run tells all of its processes; the folder is left to us
     driver_pid = os.getppid()
     sys.stdin.read()
     reap(sys.argv[1], driver_pid)
