@@ -7,6 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -492,6 +493,26 @@ def test_passes_of_who_is_worked_for(ledger: Clocked) -> None:
         work.end(before)
     owners = [owner for owner in ledger.activations if owner is not None]
     assert owners == ["critic.activations", "actor.activations", "actor.activations"]
+
+
+def test_known_module_without_parameters_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module without parameters is asked for them once; what it calls is no model either."""
+    asked: list[str] = []
+    begin = models.begin_forward
+
+    def counting(module: Any, *rest: Any) -> Any:
+        asked.append(type(module).__name__)
+        return begin(module, *rest)
+
+    monkeypatch.setattr(models, "begin_forward", counting)
+    hook = Hook("torch_models", "torch:nn.Module.__call__")
+    hook.bind(True)
+    monkeypatch.setattr(torch.nn.Module, "__call__", models.wrap_call(torch.nn.Module.__call__, hook))
+    sampler, model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Softmax(-1)), torch.nn.Linear(2, 2)
+    for _ in range(3):
+        sampler(model(torch.ones(1, 2)))
+    assert asked == ["Linear", "Sequential", "Linear", "Linear"]
+    assert hook.failures == 0 and not models.INSIDE.model
 
 
 def test_first_forwards_are_watched_inside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,11 @@ class Models:
         self.met += 1
         return number
 
+    def is_none(self, module: Any) -> bool:
+        """Return whether a module is known to have no parameters, as an engine's sampler, which each token calls."""
+        known = self._modules.get(id(module))
+        return known is not None and not known[1] and known[0]() is module
+
     def _number_of(self, first: Any) -> int:
         """Return the number of the model with this first parameter.
 
@@ -159,7 +164,7 @@ def wrap_call(original: Function, hook: Hook) -> Function:
     """Wrap `Module.__call__`. The outermost call of a thread is a model's forward; all others are passed on."""
     import torch
 
-    inside, none_inside = INSIDE, _passes_on(original)
+    inside, none_inside, is_none = INSIDE, _passes_on(original), MODELS.is_none
     task = task_under_way(hook)
     enter, after = outside_graphs(hook.timed(begin_forward)), hook.timed(end_forward)
     leave = outside_graphs(lambda opened, result, error: hook.leave(after, opened, result, error))
@@ -180,7 +185,8 @@ def wrap_call(original: Function, hook: Hook) -> Function:
     def at_root(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if inside.first:
             return in_first(module, args, kwargs)
-        if task() != NO_TASK:  # recomputed for its backward, layer by layer: a step has hundreds of these
+        # Or it is recomputed for its backward, layer by layer: a step has hundreds of these.
+        if is_none(module) or task() != NO_TASK:
             inside.model = True
             try:
                 return original(module, *args, **kwargs)
@@ -208,7 +214,7 @@ def wrap_call(original: Function, hook: Hook) -> Function:
 
     call = none_inside(original, inside, hook, at_root)
     frames = torch._C._dynamo.eval_frame
-    for function in (call, at_root, in_first):
+    for function in (call, at_root, in_first, Models.is_none):
         skip_frames(frames, function.__code__)
     call = functools.wraps(original)(call)
     # Dynamo traces this instead of our wrapper.
