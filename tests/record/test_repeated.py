@@ -130,8 +130,11 @@ def test_task(folder: Path, hook: Hook) -> None:
     assert all(inner.task == around.task != 0 for around, inner in zip(found[::2], found[1::2], strict=True))
 
 
-def test_brief_recording(folder: Path, hook: Hook) -> None:
+def test_brief_recording(folder: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
     """While only some spans are recorded, these are not."""
+    monkeypatch.setattr(spans, "_is_typed_brief", False)
+    for name in ("__enter__", "__exit__", "end_interrupted", "set"):  # which ask from then on: not in the next tests
+        monkeypatch.setattr(spans.TypedSpan, name, getattr(spans.TypedSpan, name))
     rltrace.start(folder)
     before, after = calls(hook)
     begin, end = stretch(hook)
