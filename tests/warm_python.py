@@ -21,6 +21,8 @@ from types import CodeType
 from typing import Any
 
 HERE = Path(__file__).parent
+ALSO = {"torch": ("torch._dynamo",)}
+"""What comes with a module sooner or later: the first optimizer imports dynamo, which takes as long as torch."""
 
 # ---- of the tests
 
@@ -70,7 +72,8 @@ warm = functools.cache(Warm)
 def serve(module: str) -> None:
     """Run what is asked for in children, one after the other; in a child, run the program and return."""
     gc.disable()  # what is imported stays, and to look through it while it comes takes a quarter of the time
-    importlib.import_module(module)
+    for name in (module, *ALSO.get(module, ())):
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # else the end of each child looks through all of it, and copies its pages
     gc.enable()
@@ -95,12 +98,13 @@ def _run(command: list[str], environment: dict[str, str], cwd: str, streams: lis
     for number, path in enumerate([os.devnull, *streams]):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
     ahead = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.argv, sys.path[:] = command, [str(Path(program).parent), *ahead, *behind]
+    sys.argv, sys.path[:] = command, [*ahead, *behind]
     sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401 - as Python does when it starts
+        import sitecustomize  # noqa: F401 - as Python does when it starts, before the program's folder is on the path
     except ModuleNotFoundError:
         pass
+    sys.path.insert(0, str(Path(program).parent))
     code: CodeType = compile(Path(program).read_text(), program, "exec")
     names: dict[str, Any] = vars(sys.modules["__main__"])
     names.clear()

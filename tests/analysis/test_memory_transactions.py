@@ -81,7 +81,7 @@ def run_engine(folder: Path, body: str) -> TracedRun:
     (folder / "sitecustomize.py").write_text(PLANTED_ENGINE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
-        return run_traced(folder, COMMON + RUN + body, timeout_s=240)
+        return run_traced(folder, COMMON + RUN + body, timeout_s=240, imported="torch.distributed.fsdp")
 
 
 @pytest.fixture(scope="module")

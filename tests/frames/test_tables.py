@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import polars
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from part_of_recording import first_rank_of
 from recordings import SECOND, Written, hook, sample, span, two_ranks, two_workers
 
 import rltrace
@@ -70,9 +72,16 @@ def events(tables: Tables) -> Iterator[tuple[Process, Lane, Span | Counter]]:
             yield process, on_lane[process.key], event
 
 
+@pytest.fixture(scope="module")
+def of_one_rank(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """A shipped Recording with one rank of its trainer; tests/hostile has whole ones."""
+    return functools.cache(lambda run: first_rank_of(run, tmp_path_factory.mktemp("shipped")))
+
+
 @pytest.fixture(params=[*SHIPPED, "literal"], ids=lambda run: getattr(run, "stem", run))
-def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
-    return rltrace.open(many_kinds(tmp_path / "run").folder if request.param == "literal" else request.param)
+def tables(request: pytest.FixtureRequest, tmp_path: Path, of_one_rank: Callable[[Path], Path]) -> Tables:
+    is_made = request.param == "literal"
+    return rltrace.open(many_kinds(tmp_path / "run").folder if is_made else of_one_rank(request.param))
 
 
 def many_kinds(folder: Path) -> Written:
@@ -151,9 +160,12 @@ def test_counters_are_the_samples(tables: Tables) -> None:
 
 
 @every_shipped
-def test_flows_are_the_arrows(run: Path) -> None:
+def test_flows_are_the_arrows(run: Path, of_one_rank: Callable[[Path], Path]) -> None:
     """Each end of an arrow is a row that names its span."""
-    tables = rltrace.open(run)
+    flows_are_the_arrows(rltrace.open(of_one_rank(run)))
+
+
+def flows_are_the_arrows(tables: Tables) -> None:
     found = {(row["process"], row["span"], row["direction"], row["key"], row["name"]) for row in rows(tables.flows())}
     expected = set()
     counted: dict[str, int] = {}
@@ -197,9 +209,15 @@ def test_phases_that_overlap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run", [QWEN, "literal"], ids=["qwen", "literal"])
-def test_both_decoders(run: Path | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_decoders(
+    run: Path | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_one_rank: Callable[[Path], Path]
+) -> None:
     """Where segments are decoded in Python, the rows are the same."""
-    folder = many_kinds(tmp_path / "run").folder if run == "literal" else run
+    both_decoders(many_kinds(tmp_path / "run").folder if isinstance(run, str) else of_one_rank(run), monkeypatch)
+
+
+def both_decoders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read a Recording with the native decoder and in Python."""
     compiled = rltrace.open(folder)
     native = {name: compiled.table(name).to_pydict() for name in TABLES}
     monkeypatch.setattr("rltrace.read.native.library", lambda: None)

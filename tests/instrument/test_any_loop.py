@@ -207,7 +207,7 @@ BOUNDARIES = """
 
 def test_memory_at_inferred_boundaries(tmp_path) -> None:
     """Who watches memory is told of phases while they run, until the program tells of its own."""
-    run = run_traced(tmp_path, BOUNDARIES, RLTRACE_DISABLE="cuda_memory,allocations")
+    run = run_traced(tmp_path, BOUNDARIES, imported="torch", RLTRACE_DISABLE="cuda_memory,allocations")
     assert run.returncode == 0, run.err
     inferred, own = map(ast.literal_eval, run.out.splitlines())
     log_probs = [("actor.old_log_prob", "begin"), ("actor.old_log_prob", "end")]

@@ -172,7 +172,7 @@ UNMARKED = """
 
 def test_inferred_steps_are_chosen_too(tmp_path: Path) -> None:
     """Of a loop that marks no steps, the step is recorded that the reader infers, in each process."""
-    done = run_traced(tmp_path, UNMARKED, RLTRACE_KERNELS="3")
+    done = run_traced(tmp_path, UNMARKED, imported="torch", RLTRACE_KERNELS="3")
     assert done.returncode == 0, done.err
     assert len(done.recording.processes) == 2
     for process in done.recording.processes:
@@ -212,7 +212,7 @@ AHEAD = """
 @pytest.mark.parametrize("chosen", [1, 3])
 def test_a_rank_ahead_does_not_begin_the_steps_of_another(tmp_path: Path, chosen: int) -> None:
     """A rank that reaches a step first does not make the others record the end of the step before."""
-    done = run_traced(tmp_path, AHEAD % {"chosen": chosen}, RLTRACE_KERNELS=str(chosen))
+    done = run_traced(tmp_path, AHEAD % {"chosen": chosen}, imported="torch", RLTRACE_KERNELS=str(chosen))
     assert done.returncode == 0, done.err
     for process in done.recording.processes:
         step = next(one for one in spans_of(process, STEP) if one.args["step"] == chosen)
@@ -236,7 +236,7 @@ ENGINE = helped_loop(3, USE_ENGINE, START_ENGINE)
 
 def test_an_engine_follows_the_steps_of_its_loop(tmp_path: Path) -> None:
     """An engine that loads its weights begins no step: it has steps when the loop that asks it has them."""
-    done = run_traced(tmp_path, ENGINE, RLTRACE_KERNELS="0")
+    done = run_traced(tmp_path, ENGINE, imported="torch", RLTRACE_KERNELS="0")
     assert done.returncode == 0, done.err
     of_process = {
         len(spans_of(one, "op.aten::sigmoid")): len(spans_of(one, "op.aten::linear"))
