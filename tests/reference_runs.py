@@ -77,11 +77,10 @@ def engines(run: subprocess.Popen[str]) -> list[psutil.Process]:
     return [child for child in children(run) if "rltrace_reference.engine" in child.cmdline()]
 
 
-def folder_of_ray(others: list[psutil.Process]) -> Path:
-    """The temporary folder of a run, which its reaper removes."""
-    commands = [child.cmdline() for child in others]
-    (reapers,) = [words for words in commands if any(word.endswith("reaper.py") for word in words)]
-    return Path(reapers[-1])
+def reaper_of(others: list[psutil.Process]) -> psutil.Process:
+    """The process of a run that removes its temporary folder, the last word of its command."""
+    (reaper,) = [child for child in others if any(word.endswith("reaper.py") for word in child.cmdline())]
+    return reaper
 
 
 def wait_until_gone(processes: list[psutil.Process]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +13,7 @@ from rltrace.analysis.intervals import Intervals, added_up, covered_in, cut, pai
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.moments import where_known
 from rltrace.analysis.observations import Observations
+from rltrace.analysis.seen.process import Seen
 from rltrace.analysis.seen.spans import Intervalled, Stages
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import STAGES_INSIDE, SYNC_STAGES
@@ -98,22 +100,17 @@ class _Parts(NamedTuple):
 def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
     """Return the sync of every rank in every step that has one: by step, then by rank."""
     stages: dict[Lane, dict[str, list[Intervalled]]] = {}
-    inside: dict[Lane, dict[str, list[Intervalled]]] = {}
     phase: dict[Lane, list[Intervals]] = {}
     for process in seen.processes:
-        for name, kept in process.stages.items():
+        for name, kept in _stages_of(process):
             stages.setdefault(process.lane, {}).setdefault(name, []).append(kept)
-        for name in STAGES_INSIDE:
-            if (name, None) in process.automatic_spans:
-                inside.setdefault(process.lane, {}).setdefault(name, []).append(process.automatic_spans[name, None])
         if PHASE in process.phases:
             phase.setdefault(process.lane, []).append(process.phases[PHASE].rows(seen.end_ns))
     found: list[tuple[int, RankSync]] = []
     for lane in sorted(stages.keys() | phase.keys(), key=order):
         in_sync = union(*phase.get(lane, []))
         columns = {name: _Columns(kept, seen.end_ns) for name, kept in stages.get(lane, {}).items()}
-        for name, spans in inside.get(lane, {}).items():
-            columns[name] = _Columns(spans, seen.end_ns)
+        for name in columns.keys() & set(STAGES_INSIDE):
             columns[name].keep_inside(in_sync)
         own = windows.of(lane)
         parts = {name: _parts(columns[name], own.windows) for name in SYNC_STAGES if name in columns}
@@ -123,6 +120,14 @@ def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
         places = np.flatnonzero(is_there)
         found += zip(places.tolist(), _rank_syncs(lane, own, places, *lengths_ns, parts), strict=True)
     return [sync for _, sync in sorted(found, key=lambda item: item[0])]
+
+
+def _stages_of(process: Seen) -> Iterator[tuple[str, Intervalled]]:
+    """Yield the spans of a process that are stages of a sync, or are so inside of one, by name."""
+    yield from process.stages.items()
+    for name in STAGES_INSIDE:
+        if (name, None) in process.automatic_spans:
+            yield name, process.automatic_spans[name, None]
 
 
 def _rank_syncs(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from recordings import Written
-from reference_runs import LAPTOP, QUICK, children, folder_of_ray, wait_until_gone, write_config
+from reference_runs import LAPTOP, QUICK, children, reaper_of, wait_until_gone, write_config
 
 from rltrace.analysis import Summary, summarize
 from rltrace.cli.run import report
@@ -183,12 +183,12 @@ def kill_one(run: subprocess.Popen[str], folder: Path, role: str, rank: int | No
     """Kills a process of a run while it works, and checks what is said and what is left."""
     victim = next(p for p in Recording.open(folder).processes if (p.role, p.rank) == (role, rank))
     others = children(run)
-    rays = folder_of_ray(others)
+    temporary = Path(reaper_of(others).cmdline()[-1])
     doing = _stopped_at_work(folder, victim)
     os.kill(victim.pid, signal.SIGKILL)
     out, errors = run.communicate(timeout=120)
     wait_until_gone(others)
-    assert not rays.exists()
+    assert not temporary.exists()
     assert run.returncode == 4
     (line,) = errors.splitlines()
     assert line.startswith(f"rltrace: {victim.place} (pid {victim.pid}) ")

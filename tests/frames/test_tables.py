@@ -17,7 +17,7 @@ import polars
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from part_of_recording import first_rank_of
+from part_of_recording import SHIPPED, first_rank_of
 from recordings import SECOND, Written, hook, sample, span, two_ranks, two_workers
 
 import rltrace
@@ -35,7 +35,6 @@ from rltrace.read.recording import Process, Recording
 from rltrace.record import manifest
 
 RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
-SHIPPED = sorted(RECORDINGS.glob("*.zip"))
 QWEN, VERL = RECORDINGS / "qwen3_8b_4gpu.zip", RECORDINGS / "verl_8b_4gpu.zip"
 
 every_shipped = pytest.mark.parametrize("run", SHIPPED, ids=lambda path: path.stem)

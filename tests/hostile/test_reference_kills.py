@@ -28,8 +28,8 @@ def test_killed_worker_is_named(run: subprocess.Popen[str]) -> None:
 def test_a_killed_driver_leaves_nobody_behind(run: subprocess.Popen[str]) -> None:
     others = runs.children(run)
     assert len(runs.engines(run)) == len(runs.workers(run)) == 1
-    folder = runs.folder_of_ray(others)
-    reaper = next(child for child in others if str(folder) == child.cmdline()[-1])
+    reaper = runs.reaper_of(others)
+    folder = Path(reaper.cmdline()[-1])
     assert {child.pid for child in others} == {reaper.pid, *processes_of(str(folder))} - {run.pid}
     run.kill()
     runs.wait_until_gone(others)

@@ -185,7 +185,7 @@ def wrap_call(original: Function, hook: Hook) -> Function:
     def at_root(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if inside.first:
             return in_first(module, args, kwargs)
-        # Or it is recomputed for its backward, layer by layer: a step has hundreds of these.
+        # It is no model, or one that is recomputed for its backward, layer by layer: a step has hundreds of these.
         if is_none(module) or task() != NO_TASK:
             inside.model = True
             try:

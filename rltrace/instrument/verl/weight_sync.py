@@ -138,10 +138,10 @@ class Sending:
             self._stage.open("weight_sync.pack", **sizes)
             self._is_packing = True
 
-    def stop(self) -> bool:
-        """End what it does; return whether it packed."""
+    def stop(self, error: BaseException | None = None) -> bool:
+        """End what it does, which `error` has ended if it is one; return whether it packed."""
         packed, self._is_packing = self._is_packing, False
-        self._stage.close()
+        self._stage.close(error)
         return packed
 
     def wait_for_the_rest(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
@@ -151,8 +151,8 @@ class Sending:
 
     def end(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """End it: the engine has the weights, or something raised."""
-        self._is_on = self._is_packing = False
-        self._stage.close(error)
+        self._is_on = False
+        self.stop(error)
 
 
 _sending = Sending()
