@@ -45,17 +45,18 @@ class MomentTimes:
         return np.asarray(np.maximum(np.maximum(before_ns, after_ns), 0))
 
     def nearest(self, at_ns: Times) -> Places:
-        """Return the moment that says most about each instant: the nearest one, or if that is not near, the last one
-        before.
+        """Return the moment that says most about each instant: the one whose sampling is nearest, or if that is not
+        near, the last one before.
 
-        If nobody looked at that time, what was there is what was there last; the next sample may be after memory has
+        A sampling that a phase's end caused begins at once, but may end later than the last one before it is old. If
+        nobody looked at that time, what was there is what was there last; the next sample may be after memory has
         moved.
         """
         times_ns = self.times_ns
         behind = np.searchsorted(times_ns, at_ns)
         before = np.maximum(behind - 1, 0)
         before_ns = times_ns[before]
-        behind_ns = times_ns[np.minimum(behind, len(times_ns) - 1)]
+        behind_ns = self._began_ns[np.minimum(behind, len(times_ns) - 1)]
         is_before = (behind == len(times_ns)) | ((behind > 0) & (at_ns - before_ns <= behind_ns - at_ns))
         index = np.where(is_before, self._firsts[before], behind)
         return np.where(self.away_ns(index, at_ns) > CONSISTENT_NS, before, index)

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from same_moment_by_looks import SameMoment
@@ -55,6 +56,17 @@ def test_nearest_moment(times: list[int], at: int) -> None:
     is_near = abs(times_ns[index] - at_ns) <= CONSISTENT_NS
     (found,) = MomentTimes(np.array(times_ns), []).nearest(np.array([at_ns]))
     assert found == (index if is_near else max(before, 0))
+
+
+@pytest.mark.parametrize(("began_ms", "ended_ms", "expected"), [(12.01, 14.5, 1), (12.01, 30, 1), (14.5, 14.5, 0)])
+def test_nearest_sampling(began_ms: float, ended_ms: float, expected: int) -> None:
+    """A phase ended at 12 ms. A sampling that begins then says more than one that was over at 10 ms, however long it
+    takes.
+    """
+    samplings = [(9_900_000, 10_000_000), (int(began_ms * 1e6), int(ended_ms * 1e6))]
+    looks = columns(_looked([Span(MEMORY_EDGE, 1, 0, start_ns, end_ns, {}) for start_ns, end_ns in samplings]))
+    (found,) = MomentTimes(looks.ends_ns, [looks]).nearest(np.array([12_000_000]))
+    assert found == expected
 
 
 moves = st.lists(

@@ -144,7 +144,7 @@ def test_plain_model_leaves_activations(folder: Path, gpu: Simulated, ledger: Cu
         time.sleep(0.002)
         trainer.model(torch.ones(1, WIDTH)).sum().backward()
         gpu.allocate(-90 * MIB)
-        time.sleep(0.002)
+        ledger.sample()
     ledger.reached(Boundary(("actor.update",)))
     rltrace.stop()
     (device,) = summarize(Recording.open(folder)).memory
