@@ -17,6 +17,7 @@ from typing import Any
 
 from rltrace import plugins
 from rltrace.errors import RltraceError
+from rltrace.host.awaited_signals import take_signal
 from rltrace.read.recording import Recording
 from rltrace.record import cluster, manifest
 from rltrace.record.announcement import QUIET_VARIABLE, complain, say
@@ -96,7 +97,7 @@ def _told_by_signals() -> Callable[[float], bool]:
     signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
 
     def is_told(seconds: float) -> bool:
-        return signal.sigtimedwait(awaited, seconds) is not None
+        return take_signal(awaited, seconds) is not None
 
     return is_told
 

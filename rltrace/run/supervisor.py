@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 from rltrace.errors import RltraceError, RunError
 from rltrace.hooks.environment import traced_environment
 from rltrace.host import clock
+from rltrace.host.awaited_signals import take_signal
 from rltrace.host.parents import running_parent_of
 from rltrace.read import ending
 from rltrace.read.recording import Process
@@ -189,7 +190,7 @@ def _own_signals() -> Iterator[Callable[[], None]]:
     try:
         yield give_back
     finally:
-        while signal.sigtimedwait(_FORWARDED, 0) is not None:  # too late for the command, and not for us
+        while take_signal(_FORWARDED, 0) is not None:  # too late for the command, and not for us
             pass
         give_back()
 
@@ -321,14 +322,14 @@ class _Supervisor:
         return outcome
 
     def _take_signal(self, seconds: float) -> None:
-        info = signal.sigtimedwait(_AWAITED, seconds)
-        if info is None or info.si_signo == signal.SIGCHLD:
+        number = take_signal(_AWAITED, seconds)
+        if number is None or number == signal.SIGCHLD:
             return
         is_over = self.pid in self.exit_codes
-        if info.si_signo in _INTERRUPTING:
-            self._interrupt(info.si_signo, is_over)
-        if not is_over and not self._has_had(info.si_signo):
-            _send(self.pid, info.si_signo)
+        if number in _INTERRUPTING:
+            self._interrupt(number, is_over)
+        if not is_over and not self._has_had(number):
+            _send(self.pid, number)
 
     def _interrupt(self, number: int, is_over: bool) -> None:
         """Handle the user's request to stop the run."""
@@ -342,7 +343,7 @@ class _Supervisor:
     def _has_had(self, number: int) -> bool:
         """Return whether the command received a signal of ours too, because it was sent to the whole process group."""
         time.sleep(GROUP_SECONDS)
-        signal.sigtimedwait({number}, 0)  # sent to us, then to the group: it is the same one
+        take_signal({number}, 0)  # sent to us, then to the group: it is the same one
         is_to_group = self.group_watcher is not None and self.tried(self.group_watcher.had, number)
         return bool(is_to_group) and os.getpgid(self.pid) == os.getpgrp()
 
@@ -437,7 +438,7 @@ class _Supervisor:
             self._take_signal_in_end()
 
     def _take_signal_in_end(self) -> None:
-        signal.sigtimedwait(_AWAITED, POLL_SECONDS)
+        take_signal(_AWAITED, POLL_SECONDS)
 
 
 class _Watch:

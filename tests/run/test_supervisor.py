@@ -23,7 +23,7 @@ from rltrace.host import clock
 from rltrace.read.ending import Ending
 from rltrace.read.recording import Process, Recording
 from rltrace.record import manifest
-from rltrace.run.supervisor import _Supervisor, _Watch
+from rltrace.run.supervisor import POLL_SECONDS, _Supervisor, _Watch
 
 TOY = Path(__file__).parents[1] / "toy_run.py"
 
@@ -272,6 +272,21 @@ print(*noticed)
     assert (done.returncode, done.stdout) == (0, "noticed\n")
     assert "interrupted" not in done.stderr
     assert Recording.open(tmp_path / "run").ending == Ending(exit_code=0, interrupted_by=None)
+
+
+def test_stopped_run_goes_on(tmp_path: Path) -> None:
+    """Ctrl-Z and `fg` are no signal to the command, however long it takes between them."""
+    command = exec_command(tmp_path / "run", "import sys; print('ready', flush=True); sys.exit(len(input()))")
+    run = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True, start_new_session=True)
+    assert run.stdout is not None and run.stdout.readline() == "ready\n"
+    for _ in range(3):
+        run.send_signal(signal.SIGSTOP)
+        time.sleep(3 * POLL_SECONDS)
+        run.send_signal(signal.SIGCONT)
+        time.sleep(POLL_SECONDS / 2)
+    _, errors = run.communicate("seven..\n", timeout=60)
+    assert run.returncode == 7, errors
+    assert Recording.open(tmp_path / "run").ending == Ending(exit_code=7, interrupted_by=None)
 
 
 def test_closed_terminal_reaches_command(tmp_path: Path) -> None:
