@@ -725,22 +725,24 @@ def _write_to_new_segment(recorder: Recorder, data: bytes) -> None:
     that takes would nest without end. Its records wait, and the call that it interrupted writes them.
     """
     local = _local  # `stop`, in another thread, puts another one in its place
-    left: list[bytes] = getattr(local, "waiting", None) or []
-    if hasattr(local, "waiting") and _is_called_below(_write_to_new_segment):
+    left: list[bytes] | None = getattr(local, "waiting", None)
+    if left is not None and _is_called_below(_write_to_new_segment):
         left.append(data)
         return
     # Else an error from outside has kept an earlier call from its end.
-    waiting = [*left, data]
+    waiting = [*(left or ()), data]
     try:
-        local.waiting = waiting
         while waiting:
-            try:
-                recorder.write(local, waiting)
-            except own_failure():
-                recorder.lose()
-                lost = waiting.pop(0)
-                if recorder.is_short_of_space and len(lost) <= SMALL_BYTES:  # coming here takes 100 times a span's time
-                    local.write = recorder.lose_while_short
+            local.waiting = waiting
+            while waiting:
+                try:
+                    recorder.write(local, waiting)
+                except own_failure():
+                    recorder.lose()
+                    lost = waiting.pop(0)
+                    if recorder.is_short_of_space and len(lost) <= SMALL_BYTES:  # to come here takes 100 spans
+                        local.write = recorder.lose_while_short
+            local.__dict__.pop("waiting", None)  # what came in the line above is written in another round
     finally:
         if waiting:  # interrupted
             recorder.lose(len(waiting))

@@ -168,6 +168,33 @@ def test_every_bytecode(
     assert [event.end_ns is not None for event in spans if event.name == "afterwards"] == [True]
 
 
+def test_handlers_records_are_kept(folder: Path, interrupter: Any) -> None:
+    """A signal handler may record at any bytecode of ours, also while its thread gets a segment."""
+    recorded: list[int] = []
+
+    def ring(_number: int, _frame: object) -> None:
+        rltrace.counter("handler", recorded[-1])
+
+    def record() -> None:
+        for n in itertools.count(1):
+            recorded.append(n)
+            interrupter.start(OURS, n, ring, None)
+            first_of_thread()
+            if not interrupter.stop():
+                break
+
+    rltrace.start(folder)
+    in_a_thread(record)
+    rltrace.stop()
+    KEPT.clear()
+    (process,) = Recording.open(folder).processes
+    found = [event for event in process.events() if isinstance(event, Sample)]
+    assert len(recorded) > 300
+    assert sorted(event.value for event in found if event.name == "handler") == recorded[:-1]
+    assert sum(event.name == "value" for event in found) == len(recorded)
+    assert process.lost_events == 0
+
+
 def test_thread_goes_on_recording(folder: Path) -> None:
     """A call that an error from outside kept from its end does not keep the thread's later records waiting."""
 
