@@ -18,7 +18,7 @@ class _Duration(ctypes.Structure):
 
 
 def take_signal(numbers: Iterable[int], seconds: float) -> int | None:
-    """Take one of some blocked signals, and wait for it at most so long.
+    """Take one of some blocked signals, and wait for it at most so long; a stop ends the wait.
 
     `signal.sigtimedwait` is not used: if the process is stopped, and continues after the time is up, it returns what
     happens to lie in memory (CPython 3.11 to 3.14, Modules/signalmodule.c).

@@ -32,10 +32,15 @@ def test_each_signal_is_taken_once() -> None:
     assert take_signal(AWAITED, 0) is None
 
 
-def test_wait_takes_its_time() -> None:
+def waited_s() -> float:
     before_s = time.monotonic()
     assert take_signal(AWAITED, 0.05) is None
-    assert time.monotonic() - before_s >= 0.05
+    return time.monotonic() - before_s
+
+
+def test_wait_takes_its_time() -> None:
+    """Unless somebody stops the process, which would have to happen three times."""
+    assert max(waited_s() for _ in range(3)) >= 0.05
 
 
 def test_stop_is_no_signal() -> None:
@@ -47,6 +52,9 @@ def test_stop_is_no_signal() -> None:
 
 def test_signal_of_a_stopped_process_is_kept() -> None:
     script = f"sleep 0.2; kill -STOP {os.getpid()}; sleep 0.3; kill -USR1 {os.getpid()}; kill -CONT {os.getpid()}"
-    with subprocess.Popen(["sh", "-c", script]):
-        taken = [take_signal(AWAITED, 0.5), take_signal(AWAITED, 0.5)]
-    assert sorted(taken, key=str) == [signal.SIGUSR1, None]
+    taken: list[int | None] = []
+    with subprocess.Popen(["sh", "-c", script]) as sending:
+        while sending.poll() is None:
+            taken.append(take_signal(AWAITED, 0.5))
+    taken.append(take_signal(AWAITED, 0))
+    assert [number for number in taken if number is not None] == [signal.SIGUSR1]
