@@ -1,9 +1,9 @@
-"""A process of ours in the command's process group, which reports the signals that were sent to the whole group. Linux
-only.
+"""A process of ours in the command's process group. It never takes a signal, so those that were sent to the whole group
+stay pending there. Linux only.
 
 When the supervisor receives a signal, nothing tells it whether the command received the signal too: `kill PID` and
 `kill -- -PGID` look the same to the receiver, and so does what a terminal sends to its group or to the session's leader
-alone.
+alone. What is pending at the watcher is in /proc at once, though the machine is busy and the watcher does not run.
 """
 
 from __future__ import annotations
@@ -11,58 +11,86 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from rltrace.host.awaited_signals import take_signal
 
 _PR_SET_PDEATHSIG = 1
+
+TAKE_SECONDS = 5.0
+"""How long the watcher may take to do away with a signal that was reported; only then is it asked for the next."""
+
+_PENDING = re.compile(r"^ShdPnd:\s*([0-9a-f]+)$", re.MULTILINE)
+"""The signals that wait for a process, as bits."""
 
 
 class GroupWatcher:
     """A watcher that lives until `let_end` or until we are gone. The caller reaps it with all other children."""
 
-    def __init__(self, numbers: Iterable[int]) -> None:
-        """Fork the watcher.
-
-        Args:
-            numbers: Of the signals, which this thread blocks.
+    def __init__(self) -> None:
+        """Fork the watcher, which never receives what this thread blocks.
 
         Raises:
             OSError: there is no room for another process.
         """
-        self._seen: set[int] = set()
-        self._told, tells = os.pipe()
-        os.set_blocking(self._told, False)
+        self._reported = 0
+        """How many signals it has still to do away with."""
+        ours, its = socket.socketpair()
         starter = os.getpid()
         try:
             self.pid = os.fork()
         except OSError:
-            os.close(self._told)
-            os.close(tells)
+            ours.close()
+            its.close()
             raise
         if self.pid == 0:
-            _tell(tells, starter, numbers)
-        os.close(tells)
+            ours.close()
+            _take(its, starter)
+        its.close()
+        ours.settimeout(TAKE_SECONDS)
+        self._end = ours
 
     def had(self, number: int) -> bool:
-        """Return whether it has received this signal since the last call; False also if it was killed."""
-        with contextlib.suppress(BlockingIOError):
-            self._seen |= set(os.read(self._told, 4096))
-        is_there = number in self._seen
-        self._seen.discard(number)
-        return is_there
+        """Return whether this signal was sent to it since the last call; False also if it was killed."""
+        with contextlib.suppress(OSError):  # it takes its time, or is gone
+            while self._reported and (taken := self._end.recv(self._reported)):
+                self._reported -= len(taken)
+        self._reported = 0
+        if number not in _pending(self.pid):
+            return False
+        with contextlib.suppress(OSError):
+            self._reported += self._end.send(bytes([number]))
+        return True
 
     def let_end(self) -> None:
         """End the watcher."""
-        os.close(self._told)
+        self._end.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _tell(tells: int, starter: int, numbers: Iterable[int]) -> None:
-    """Run in the watcher: write the number of each signal, until it is killed."""
+def _pending(child: int) -> Iterator[int]:
+    """Yield the numbers of the signals that wait for a child of ours."""
+    try:
+        status = Path(f"/proc/{child}/status").read_text()
+    except OSError:  # it is gone
+        return
+    found = _PENDING.search(status)
+    is_child = f"\nPPid:\t{os.getpid()}\n" in status  # else it is gone, and another process has its number
+    bits = int(found[1], 16) if found and is_child else 0
+    yield from (number for number in range(1, bits.bit_length() + 1) if bits >> (number - 1) & 1)
+
+
+def _take(end: socket.socket, starter: int) -> None:
+    """Run in the watcher: do away with each pending signal that was reported, until it is killed."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        while os.getppid() == starter:  # it may have been gone before
-            os.write(tells, bytes([signal.sigwait(numbers)]))
+        while os.getppid() == starter and (number := end.recv(1)):  # it may have been gone before
+            take_signal(number, 0)
+            end.send(number)
     finally:
         os._exit(0)

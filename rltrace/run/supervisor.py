@@ -46,8 +46,8 @@ from rltrace.run.untraced import ProcessTree
 
 POLL_SECONDS = 0.1
 GROUP_SECONDS = 0.1
-"""The same signal twice within this time counts as one. `timeout` sends a signal to its child first and then to the
-whole group, and it takes a while until we know that."""
+"""The same signal twice within this time counts as one: `timeout` sends a signal to its child first and then to the
+whole group."""
 DEATH_GRACE_SECONDS = 12.0
 """How long the command may take to end by itself after one of its processes died."""
 TERMINATE_SECONDS = 5.0
@@ -140,7 +140,7 @@ def supervise(
     tried = _Tried()
     tried(_adopt_orphans)
     with _own_signals() as give_back:
-        group_watcher = tried(GroupWatcher, _FORWARDED)
+        group_watcher = tried(GroupWatcher)
         try:
             pid = _start(command, recording, give_back)
         except OSError as error:

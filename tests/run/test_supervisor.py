@@ -195,7 +195,7 @@ def test_ctrl_c_reaches_the_command_once(tmp_path: Path) -> None:
 CLI = "from rltrace.cli import main; main()"
 # Prints the number of each signal that it gets, until it has had a SIGHUP and nothing more has come for a while.
 TELLS = """
-import os, signal
+import os, signal, time
 told = {1, 2, 3, 10, 12, 15}
 signal.pthread_sigmask(signal.SIG_BLOCK, told)
 %s
@@ -204,8 +204,9 @@ number = None
 while number != signal.SIGHUP:
     number = signal.sigwait(told)
     print(int(number), flush=True)
-while (more := signal.sigtimedwait(told, 0.5)) is not None:
-    print(more.si_signo, flush=True)
+time.sleep(0.5)
+for more in signal.sigpending() & told:
+    print(int(more), flush=True)
 """
 
 
@@ -311,7 +312,7 @@ def test_group_watcher_reports_once() -> None:
 import os, signal, time
 from rltrace.run.group_watcher import GroupWatcher
 signal.pthread_sigmask(signal.SIG_BLOCK, {1, 2, 15})
-group_watcher = GroupWatcher({1, 2, 15})
+group_watcher = GroupWatcher()
 for asked in ((1,), (2, 15), (1,)):
     for number in asked:
         os.kill(group_watcher.pid, number)
@@ -331,6 +332,23 @@ os.kill(os.getpid(), signal.SIGKILL)
             return
         time.sleep(0.02)
     raise AssertionError(f"{pid} is still there")
+
+
+def test_group_watcher_without_a_processor() -> None:
+    """A group watcher needs no processor to report a signal: on a busy machine it may have none for a while."""
+    program = """
+import os, signal
+from rltrace.run.group_watcher import GroupWatcher
+signal.pthread_sigmask(signal.SIG_BLOCK, {1, 2, 15})
+group_watcher = GroupWatcher()
+os.kill(group_watcher.pid, signal.SIGSTOP)
+os.waitpid(group_watcher.pid, os.WUNTRACED)
+os.kill(group_watcher.pid, 15)
+print([number for number in (1, 2, 15) if group_watcher.had(number)])
+group_watcher.let_end()
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[15]\n", done.stderr
 
 
 def test_asked_to_end_is_not_the_cause(tmp_path: Path) -> None:
