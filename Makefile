@@ -71,6 +71,12 @@ test-pythons:  ## Run these in an environment of each other Python: PYTHONS='pyt
 test-hostile: $(VENV)/dev.done  ## Run the tests that take long: damaged Recordings by the thousand, a run until it has learned
 	$(BIN)/python -m pytest tests/hostile --timeout 7200 -n 2
 
+TESTS ?= tests/record tests/hooks tests/read tests/run tests/instrument tests/cli
+
+.PHONY: test-stopped
+test-stopped: $(VENV)/dev.done native  ## Run TESTS while their processes are stopped for moments, as on a busy machine
+	$(BIN)/python tests/stopped.py $(BIN)/python -m pytest $(TESTS)
+
 .PHONY: test-sanitizer
 test-sanitizer: $(VENV)/dev.done  ## A million mutated segments to the decoder, a million spans to the hooks, with AddressSanitizer
 	PYTHONPATH=tests $(BIN)/python tests/read/sanitized_decoder.py --segments 1000000
