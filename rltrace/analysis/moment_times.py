@@ -48,9 +48,8 @@ class MomentTimes:
         """Return the moment that says most about each instant: the one whose sampling is nearest, or if that is not
         near, the last one before.
 
-        A sampling that a phase's end caused begins at once, but may end later than the last one before it is old. If
-        nobody looked at that time, what was there is what was there last; the next sample may be after memory has
-        moved.
+        A sampling at the end of a phase begins at once and may take long, so its beginning counts. If nobody looked at
+        that time, what was there is what was there last; the next sample may be after memory has moved.
         """
         times_ns = self.times_ns
         behind = np.searchsorted(times_ns, at_ns)

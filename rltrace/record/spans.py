@@ -740,9 +740,10 @@ def _write_to_new_segment(recorder: Recorder, data: bytes) -> None:
                 except own_failure():
                     recorder.lose()
                     lost = waiting.pop(0)
-                    if recorder.is_short_of_space and len(lost) <= SMALL_BYTES:  # to come here takes 100 spans
+                    # To come here takes as long as 100 spans.
+                    if recorder.is_short_of_space and len(lost) <= SMALL_BYTES:
                         local.write = recorder.lose_while_short
-            local.__dict__.pop("waiting", None)  # what came in the line above is written in another round
+            local.__dict__.pop("waiting", None)  # what came just before is written in another round
     finally:
         if waiting:  # interrupted
             recorder.lose(len(waiting))
