@@ -1,5 +1,5 @@
-"""A process of ours in the command's process group. It never takes a signal, so those that were sent to the whole group
-stay pending there. Linux only.
+"""A process of ours in the command's process group. Signals to the whole group stay pending there until we have seen
+them. Linux only.
 
 When the supervisor receives a signal, nothing tells it whether the command received the signal too: `kill PID` and
 `kill -- -PGID` look the same to the receiver, and so does what a terminal sends to its group or to the session's leader
@@ -14,10 +14,10 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 from rltrace.host.awaited_signals import take_signal
+from rltrace.host.parents import running_parent_of
 
 _PR_SET_PDEATHSIG = 1
 
@@ -60,7 +60,7 @@ class GroupWatcher:
             while self._reported and (taken := self._end.recv(self._reported)):
                 self._reported -= len(taken)
         self._reported = 0
-        if number not in _pending(self.pid):
+        if not _is_pending(self.pid, number):
             return False
         with contextlib.suppress(OSError):
             self._reported += self._end.send(bytes([number]))
@@ -73,16 +73,15 @@ class GroupWatcher:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _pending(child: int) -> Iterator[int]:
-    """Yield the numbers of the signals that wait for a child of ours."""
+def _is_pending(child: int, number: int) -> bool:
+    """Return whether a signal waits for a child of ours; false if the child is gone."""
+    if running_parent_of(child) != os.getpid():  # another process may have its number
+        return False
     try:
-        status = Path(f"/proc/{child}/status").read_text()
-    except OSError:  # it is gone
-        return
-    found = _PENDING.search(status)
-    is_child = f"\nPPid:\t{os.getpid()}\n" in status  # else it is gone, and another process has its number
-    bits = int(found[1], 16) if found and is_child else 0
-    yield from (number for number in range(1, bits.bit_length() + 1) if bits >> (number - 1) & 1)
+        found = _PENDING.search(Path(f"/proc/{child}/status").read_text())
+    except OSError:
+        return False
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
 def _take(end: socket.socket, starter: int) -> None:
