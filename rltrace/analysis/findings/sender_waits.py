@@ -45,7 +45,8 @@ def judge(run: Run) -> list[Finding]:
             f"The sender waits for the receiver for {as_text(seconds)} of a weight sync of {as_text(length(syncs))}",
             [f"{buckets} buckets of {bytes_as_text(bucket_bytes)} in the mean; on the rank that waits longest"],
             per_step=per_step(run, syncs, seconds_of(WAIT)),
-            less_because="the receiver loads meanwhile, which has to be done; larger buckets take more of the card",
+            less_because="the receiver loads meanwhile, which has to be done; larger buckets take more of the card, "
+            "and do not shorten the waits for the receiver to begin and to be done",
             figures={"buckets": float(buckets), "bucket_bytes": bucket_bytes},
             phases=["weight_sync"],
             settings=SETTINGS,
