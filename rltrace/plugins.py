@@ -56,6 +56,9 @@ INSTRUMENTATIONS = {
 }
 """Name -> "module:Class"; installed in this order."""
 
+DISABLE_VARIABLE = "RLTRACE_DISABLE"
+"""Environment variable with the names of instrumentations to leave out, separated by commas."""
+
 EXPORTERS = {
     "perfetto": "rltrace_exporters.perfetto:Perfetto",
     "memory": "rltrace_exporters.memory:Memory",

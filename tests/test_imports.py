@@ -12,7 +12,10 @@ import rltrace
 FOR_FEW = {"asyncio", "email.message", "importlib.metadata", "numpy", "rltrace.record.torch.kernels", "statistics"}
 
 
-@pytest.mark.parametrize("imported", ["rltrace", "rltrace.cli"])
+OF_EXEC = "rltrace.run.supervisor, rltrace.analysis.untraced"
+
+
+@pytest.mark.parametrize("imported", ["rltrace", "rltrace.cli", OF_EXEC])
 def test_a_start_loads_little(imported: str) -> None:
     """Each traced process and each command pays for what it imports."""
     code = f"import sys, {imported}; print(sorted({FOR_FEW!r} & {{*sys.modules}}))"

@@ -32,6 +32,18 @@ To add a figure, write a function that returns a `msgspec.Struct`, and make it a
 
 from __future__ import annotations
 
-from rltrace.analysis.summary import Summary, summarize
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rltrace.analysis.summary import Summary, summarize
 
 __all__ = ["Summary", "summarize"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return one of these two: who wants another file of this package need not wait for all of them."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rltrace.analysis import summary
+
+    return getattr(summary, name)

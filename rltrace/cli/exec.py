@@ -91,7 +91,6 @@ def exec_(
 def _say(folder: Path, outcome: Outcome) -> None:
     """Say who died, who was not traced, and what to do next."""
     from rltrace.analysis.untraced import untraced
-    from rltrace.cli.tables.processes import bare_line
     from rltrace.read.recording import Recording
 
     for death in outcome.deaths:
@@ -101,6 +100,8 @@ def _say(folder: Path, outcome: Outcome) -> None:
     for missing in (one for one in others if one.missed):
         complain(f"not traced: {' '.join(missing.command)}: {missing.reason}")
     if bare := [one for one in others if not one.missed]:
+        from rltrace.cli.tables.processes import bare_line  # all tables come with it
+
         say(bare_line(bare))
     say_what_is_lost(found)
     if any(process.role != SAMPLER for process in found.processes):

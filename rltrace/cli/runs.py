@@ -289,6 +289,8 @@ def is_off() -> bool:
 
 def check_disabled() -> None:
     """Warn of unknown names in `RLTRACE_DISABLE` before any process is traced."""
+    if not os.environ.get(plugins.DISABLE_VARIABLE):
+        return
     from rltrace.hooks.installation import warning_of_disabled
 
     warning = warning_of_disabled()

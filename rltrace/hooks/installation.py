@@ -16,12 +16,10 @@ from rltrace.hooks.environment import reach_others, with_startup
 from rltrace.hooks.hook import HookRegister
 from rltrace.hooks.patching import PatchSet
 from rltrace.host.interruption import own_failure
+from rltrace.plugins import DISABLE_VARIABLE
 from rltrace.record import cluster, disk_budget, lifecycle, spans
 from rltrace.record.announcement import announce, complain
 from rltrace.record.process import UNSAID_ROLE
-
-DISABLE_VARIABLE = "RLTRACE_DISABLE"
-"""Environment variable with the names of instrumentations to leave out, separated by commas."""
 
 
 class Instrumentation(Protocol):

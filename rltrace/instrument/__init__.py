@@ -23,7 +23,6 @@ from types import ModuleType
 from typing import Any
 
 from rltrace.hooks.installation import (
-    DISABLE_VARIABLE,
     Instrumentation,
     install,
     installed,
@@ -31,6 +30,7 @@ from rltrace.hooks.installation import (
     join_run,
     warning_of_disabled,
 )
+from rltrace.plugins import DISABLE_VARIABLE
 
 __all__ = [
     "DISABLE_VARIABLE",

@@ -23,7 +23,7 @@ from rltrace.host.pace import Pace
 from rltrace.read.following import Follower, News
 from rltrace.read.recording import Recording
 from rltrace.record import trackers
-from rltrace.run.sidecar import Sidecar, is_over
+from rltrace.run.sidecar import is_over
 
 PERIOD_SECONDS = 0.5
 """Time between two looks at what was appended."""
@@ -33,15 +33,6 @@ FINDINGS_SECONDS = 60.0
 """How old findings are at least, before they are computed anew ..."""
 FINDINGS_SHARE = 0.05
 """... and the most of its time that computing them may take."""
-
-
-def start(recording: Path) -> Sidecar:
-    """Start it beside a run.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    return Sidecar("rltrace.run.step_totals", str(recording))
 
 
 class StepTotals:

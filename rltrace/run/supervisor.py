@@ -39,7 +39,7 @@ from rltrace.record import allocation_steps, chosen_steps, cluster, disk_account
 from rltrace.record.announcement import complain
 from rltrace.record.manifest import LINES, PROCESSES
 from rltrace.record.process import append_exit
-from rltrace.run import live_export, sampler, step_totals
+from rltrace.run import live_export, sampler
 from rltrace.run.group_watcher import GroupWatcher
 from rltrace.run.sidecar import Sidecar
 from rltrace.run.untraced import ProcessTree
@@ -54,6 +54,8 @@ TERMINATE_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL."""
 COLLECT_SECONDS = 300.0
 """How long collecting what other hosts recorded may take."""
+STEP_TOTALS = "rltrace.run.step_totals"
+"""What adds up steps for trackers. It imports all of the analysis, so it is started and not imported here."""
 TELL_SECONDS = 1.0
 """How long the process that adds up steps may take to end."""
 SEND_SECONDS = live_export.FLUSH_SECONDS + 5.0
@@ -155,7 +157,7 @@ def supervise(
                 raise _not_run(command, again) from None
         sampling = tried(sampler.start, recording, sample_seconds) if sample_seconds else None
         sending = None if otlp is None else tried(live_export.start, recording, otlp)
-        telling = tried(step_totals.start, recording) if trackers.are_wanted(os.environ) else None
+        telling = tried(Sidecar, STEP_TOTALS, str(recording)) if trackers.are_wanted(os.environ) else None
         return _Supervisor(pid, recording, is_our_run, sampling, group_watcher, tried, sending, telling).wait()
 
 
