@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -35,6 +37,11 @@ class Environment:
     @property
     def site(self) -> Path:
         return Path(sysconfig.get_path("purelib", vars={"base": str(self.path)}))
+
+    @property
+    def others(self) -> Path:
+        """Says where all other packages are; written when all else is there."""
+        return self.site / "others.pth"
 
     def variables(self, **added: str) -> dict[str, str]:
         """The tests' own variables without those that make rltrace importable, or trace."""
@@ -74,19 +81,31 @@ def make_bare(folder: Path) -> Environment:
     """Where rltrace is only on the path: no wheel, so no `.pth` of ours is read."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     environment = Environment(folder / "venv")
-    (environment.site / "others.pth").write_text(f"{OURS}\n{ROOT}\n")
+    environment.others.write_text(f"{OURS}\n{ROOT}\n")
     return environment
 
 
-def make(folder: Path, without: tuple[str, ...] = ()) -> Environment:
-    """Install the wheel; packages whose names begin as `without` says are not there."""
-    # Packages only: a .pth of that folder, such as our own editable one, is not read from here.
-    return _with_wheel(folder, OURS if not without else _linked(folder, _all_but(without)))
+def make(folder: Path) -> Environment:
+    """Return an environment with the wheel, made once for all processes of a run of the tests: none may change it.
+
+    Args:
+        folder: One of pytest's, in that of this process.
+    """
+    built = wheel(folder)
+    with _shared(folder, "rltrace_environment") as shared:
+        made = Environment(shared / "venv")
+        # Packages only: a .pth of that folder, such as our own editable one, is not read from here.
+        return made if made.others.exists() else _with_wheel(shared, built, OURS)
+
+
+def make_without(folder: Path, *names: str) -> Environment:
+    """Install the wheel where packages whose names begin so are not there."""
+    return _with_wheel(folder, wheel(folder), _linked(folder, _all_but(names)))
 
 
 def make_core(folder: Path) -> Environment:
     """Install the wheel with what it needs, and with none of its extras."""
-    return _with_wheel(folder, _linked(folder, _needed("rltrace-toolkit")))
+    return _with_wheel(folder, wheel(folder), _linked(folder, _needed("rltrace-toolkit")))
 
 
 def build(folder: Path, **environment: str) -> Path:
@@ -105,24 +124,31 @@ def wheel(folder: Path) -> Path:
     Args:
         folder: One of pytest's, in that of this process.
     """
-    is_worker = "PYTEST_XDIST_WORKER" in os.environ  # whose folder is in that of the run
-    shared = folder.parents[1 if is_worker else 0] / "rltrace_wheel"
-    with shared.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _shared(folder, "rltrace_wheel") as shared:
         return next(shared.glob("*.whl"), None) or build(shared)
 
 
-def _with_wheel(folder: Path, others: Path) -> Environment:
-    """Install the wheel into an environment that has other packages in a folder of their own."""
+@contextmanager
+def _shared(folder: Path, name: str) -> Iterator[Path]:
+    """A folder of all processes of a run of the tests, while this one has it for itself."""
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ  # whose folder is in that of the run
+    shared = folder.parents[1 if is_worker else 0] / name
+    with shared.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield shared
+
+
+def _with_wheel(folder: Path, built: Path, others: Path) -> Environment:
+    """Install our wheel into an environment that has other packages in a folder of their own."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     environment = Environment(folder / "venv")
-    environment.pip_install("--no-deps", str(wheel(folder)))
-    (environment.site / "others.pth").write_text(f"{others}\n")
+    environment.pip_install("--no-deps", str(built))
+    environment.others.write_text(f"{others}\n")
     return environment
 
 
-def _all_but(without: tuple[str, ...]) -> set[str]:
-    return {entry.name for entry in OURS.iterdir() if not entry.name.startswith(without)}
+def _all_but(names: tuple[str, ...]) -> set[str]:
+    return {entry.name for entry in OURS.iterdir() if not entry.name.startswith(names)}
 
 
 def _needed(distribution: str) -> set[str]:

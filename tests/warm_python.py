@@ -21,7 +21,7 @@ from types import CodeType
 from typing import Any
 
 HERE = Path(__file__).parent
-ALSO = {"torch": ("torch._dynamo",)}
+ALSO = dict.fromkeys(("torch", "torch.distributed.fsdp"), ("torch._dynamo",))
 """What comes with a module sooner or later: the first optimizer imports dynamo, which takes as long as torch."""
 
 # ---- of the tests

@@ -154,18 +154,21 @@ def test_versions_table_names_last_releases():
     assert named == binding.known().versions
 
 
-@every_row
-def test_installing_imports_no_framework(name):
+def test_installing_imports_no_framework():
+    """No row does, one after the other in one process."""
     code = (
         "import sys; from rltrace import instrument, plugins; from rltrace.record import spans\n"
         "class Rows:\n"
         "    def hook(self, *a, **k): return self\n"
         "    def fired(self): pass\n"
-        f"instrument.install(Rows(), [{name!r}])\n"
-        f"print([m for m in {FRAMEWORKS!r} if m in sys.modules])"
+        "for name in plugins.INSTRUMENTATIONS:\n"
+        "    installed = instrument.install(Rows(), [name])\n"
+        f"    print(name, [*installed.patch_sets], [m for m in {FRAMEWORKS!r} if m in sys.modules])\n"
+        "    installed.undo()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert done.stdout.splitlines() == [f"{name} [{name!r}] []" for name in plugins.INSTRUMENTATIONS]
+    assert done.stderr == ""
 
 
 @installed_row

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import installed
@@ -80,16 +81,17 @@ def test_exec_passes_input_and_output(environment: installed.Environment, tmp_pa
     assert said.startswith(b"rltrace: recording into run, at most ") and theirs == b"no"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_exec_passes_signals_to_the_command(environment: installed.Environment, tmp_path: Path, number: int) -> None:
-    script = f"trap 'echo caught; exit 3' {int(number)}; echo ready; while :; do sleep 0.05; done"
-    command = [environment.path / "bin" / "rltrace", "exec", "--out", "run", "--", "sh", "-c", script]
+def test_exec_passes_signals_to_the_command(environment: installed.Environment, tmp_path: Path) -> None:
+    """One after the other; the exit code is what the command makes of the last one."""
+    script = "trap 'echo TERM' TERM; trap 'echo INT' INT; trap 'echo HUP; exit 3' HUP; echo ready; "
+    command = [environment.script, "exec", "--out", "run", "--", "sh", "-c", script + "while :; do sleep 0.05; done"]
     process = subprocess.Popen(command, env=environment.variables(), cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(number)
-    out, _ = process.communicate()
-    assert (process.returncode, out) == (3, "caught\n")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        process.send_signal(number)
+        assert process.stdout.readline() == f"{number.name[3:]}\n"
+    assert (process.stdout.read(), process.wait()) == ("", 3)
 
 
 def test_exec_names_the_signal(environment: installed.Environment, tmp_path: Path) -> None:
@@ -181,38 +183,56 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> installed.Environment:
 
 
 LOOKED_AT = str(Path(__file__).parents[1] / "programs" / "until_looked_at.py")
-BRIEFLY = f"exec(open({LOOKED_AT!r}).read(), {{}})", "5"
-LONG = f"import msgspec; {BRIEFLY[0]}", "45"
+UNTIL_LOOKED_AT = f"exec(open({LOOKED_AT!r}).read(), {{}})"
+BRIEFLY = UNTIL_LOOKED_AT, "5"
+LONG = f"import msgspec; {UNTIL_LOOKED_AT}", "45"
 """Until it is examined by its packages, which is not before the 20th look."""
-IN_A_PROGRAM = f"import sys; sys.argv.append({BRIEFLY[1]!r}); {BRIEFLY[0]}"
+IN_A_PROGRAM = f"import sys; sys.argv.append('5'); {UNTIL_LOOKED_AT}"
+
+STARTED_WITH_S = "started with -S: Python runs no start-up hook"
+UNREACHED = {
+    "I": (["python", "-I", "-c", *BRIEFLY], "python -I", "started with -I: Python ignores PYTHONPATH"),
+    "E": (["python", "-W", "ignore", "-Ec", *BRIEFLY], "python -W", "started with -E: Python ignores PYTHONPATH"),
+    "environment": (
+        ["env", "-i", "PYTHON", "-c", *BRIEFLY],
+        "PYTHON -c",
+        "its environment was replaced: RLTRACE_DIR is not in it",
+    ),
+    "grandchild": (["sh", "-c", f"sleep 0.3; python -S {LOOKED_AT} 5; true"], "python -S /", STARTED_WITH_S),
+    "path": (
+        ["env", "PYTHONPATH=", "python", "-c", *LONG],
+        "python -c import msgspec",
+        "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours",
+    ),
+    "itself": (["true"], "python -S start_all.py", STARTED_WITH_S),
+}
+"""Commands of Pythons that no start-up hook reaches, how such a Python's own begins, and why none reaches it. The last
+one is that which starts all others."""
 
 
-@pytest.mark.parametrize(
-    ("command", "reason"),
-    [
-        (["python", "-S", "-c", *BRIEFLY], "started with -S: Python runs no start-up hook"),
-        (["python", "-I", "-c", *BRIEFLY], "started with -I: Python ignores PYTHONPATH"),
-        (["python", "-W", "ignore", "-Ec", *BRIEFLY], "started with -E: Python ignores PYTHONPATH"),
-        (["env", "-i", "PYTHON", "-c", *BRIEFLY], "its environment was replaced: RLTRACE_DIR is not in it"),
-        (["sh", "-c", f"sleep 0.3; python -S {LOOKED_AT} 5; true"], "started with -S"),
-        (
-            ["env", "PYTHONPATH=", "python", "-c", *LONG],
-            "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours",
-        ),
-    ],
-    ids=["S", "I", "E", "environment", "grandchild", "path"],
-)
-def test_unreached_python_is_named(
-    bare: installed.Environment, tmp_path: Path, command: list[str], reason: str
-) -> None:
-    """A Python that no start-up hook reaches is named."""
-    command = [bare.python if word == "PYTHON" else word for word in command]
-    done = bare.rltrace("exec", "--out", "run", "--", *command, cwd=tmp_path)
+@pytest.fixture(scope="module")
+def unreached(bare: installed.Environment, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], str]:
+    """What is said of all of them: the lines at the end of the run, and its summary."""
+    folder = tmp_path_factory.mktemp("unreached")
+    commands = [[bare.python if word == "PYTHON" else word for word in command] for command, *_ in UNREACHED.values()]
+    (folder / "start_all.py").write_text(
+        f"import subprocess\nstarted = [subprocess.Popen(one) for one in {commands!r}]\n"
+        "raise SystemExit(max(one.wait() for one in started))\n"
+    )
+    done = bare.rltrace("exec", "--out", "run", "--", "python", "-S", "start_all.py", cwd=folder)
     assert done.returncode == 0
-    assert f": {reason}" in done.stderr
-    shown = bare.rltrace("summary", "run", cwd=tmp_path).stdout
-    assert "not traced: " in shown
-    assert reason in " ".join(shown.split())
+    return done.stderr.splitlines(), " ".join(bare.rltrace("summary", "--all", "run", cwd=folder).stdout.split())
+
+
+@pytest.mark.parametrize("name", UNREACHED)
+def test_unreached_python_is_named(bare: installed.Environment, unreached: tuple[list[str], str], name: str) -> None:
+    """A Python that no start-up hook reaches is named."""
+    _, begin, reason = UNREACHED[name]
+    lines, shown = unreached
+    begin = f"rltrace: not traced: {begin.replace('PYTHON', bare.python)}"
+    (line,) = (line for line in lines if line.startswith(begin))
+    assert f": {reason}" in line
+    assert "not traced: " in shown and reason in shown
 
 
 def test_standard_library_has_nothing_to_trace(environment: installed.Environment, tmp_path: Path) -> None:
@@ -365,10 +385,8 @@ def reward():
 
 def train():
     weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight])
-    weight.sum().backward()
     with rltrace.span("mine"):
-        optimizer.step()
+        weight.sum().backward()
         reward()
 
 if __name__ == "__main__":
@@ -384,16 +402,17 @@ def test_one_line_traces_children(environment: installed.Environment, tmp_path: 
     (tmp_path / "one_line.py").write_text(ONE_LINE)
     done = environment.run(environment.python, "one_line.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "True torch_optim\n"), done.stderr
-    spans = ["autograd.backward", "mine", "optimizer.step", "reward"]
-    spans += ["actor.update", "step"]  # inferred from these
+    spans = ["actor.update", "autograd.backward", "mine", "reward"]  # the first is inferred
     assert sorted(installed.span_names(tmp_path / "run")) == sorted(2 * spans)
 
 
-def test_one_line_without_a_wheel(bare: installed.Environment, tmp_path: Path) -> None:
-    """One line works without an installed wheel too."""
-    (tmp_path / "one_line.py").write_text(ONE_LINE)
-    assert bare.run(bare.python, "one_line.py", cwd=tmp_path).returncode == 0
-    assert len(installed.span_names(tmp_path / "run")) == 12
+def test_one_line_without_a_wheel(bare: installed.Environment, tmp_path: Path, program: Path) -> None:
+    """One line works without an installed wheel too: a program and its child have all hooks."""
+    code = f"import rltrace, runpy; rltrace.instrument('run'); runpy.run_path({str(program)!r})"
+    assert bare.run(bare.python, "-c", code, cwd=tmp_path).returncode == 0
+    assert sorted(installed.span_names(tmp_path / "run")) == ["child", "parent"]
+    for process in Recording.open(tmp_path / "run").processes:
+        assert {hook["instrumentation"] for hook in process.hooks} >= {"fsdp2", "torch_optim", "ray"}
 
 
 # ---- plug-ins of frameworks -------------------------------------------------------------------------------------
@@ -461,30 +480,38 @@ def add_variable(runtime_env):
 """
 
 
+@pytest.fixture(scope="module")
+def foreign_cluster(
+    environment: installed.Environment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Address and token of a cluster that authenticates, started without us."""
+    token = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    cluster = subprocess.Popen(
+        [environment.python, "-c", CLUSTER], env=environment.variables(**token, RAY_AUTH_MODE="token"),
+        cwd=tmp_path_factory.mktemp("cluster"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert cluster.stdout is not None
+    yield cluster.stdout.readline().strip(), token
+    cluster.communicate()
+
+
 @pytest.mark.parametrize("is_found", [False, True], ids=["named", "found"])
-def test_foreign_clusters_workers(environment: installed.Environment, tmp_path: Path, is_found: bool) -> None:
+def test_foreign_clusters_workers(
+    environment: installed.Environment, tmp_path: Path, foreign_cluster: tuple[str, dict[str, str]], is_found: bool
+) -> None:
     """Workers of a cluster that others started are traced.
 
     That it authenticates is said by our environment, or by Ray in a driver that has found the cluster by itself.
     """
     (tmp_path / "driver.py").write_text(DRIVER)
     (tmp_path / "their_hook.py").write_text(THEIR_HOOK)
-    token, mode = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}, {"RAY_AUTH_MODE": "token"}
-    words = ["RAY_AUTH_MODE=token"] if is_found else []
-    cluster = subprocess.Popen(
-        [environment.python, "-c", CLUSTER], env=environment.variables(**token, **mode), cwd=tmp_path,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    address, token = foreign_cluster
+    mode = "RAY_AUTH_MODE=token"
+    done = environment.rltrace(
+        "exec", "--out", "run", "--", "python", "driver.py", address, *([mode] if is_found else []), cwd=tmp_path,
+        RAY_RUNTIME_ENV_HOOK="their_hook.add_variable", PYTHONPATH=str(tmp_path),
+        **token, **({} if is_found else dict([mode.split("=")])),
     )  # fmt: skip
-    try:
-        assert cluster.stdout is not None
-        address = cluster.stdout.readline().strip()
-        done = environment.rltrace(
-            "exec", "--out", "run", "--", "python", "driver.py", address, *words, cwd=tmp_path,
-            RAY_RUNTIME_ENV_HOOK="their_hook.add_variable", PYTHONPATH=str(tmp_path),
-            **token, **({} if is_found else mode),
-        )  # fmt: skip
-    finally:
-        cluster.communicate()
     assert (done.returncode, done.stdout) == (0, "kept\n"), done.stderr
     assert "not traced" not in done.stderr, "nor is what brings the cluster's segments together"
     assert "cannot join" not in done.stderr, "as it does"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from traced_runs import TracedRun, traced_environment
+from warm_python import warm
 
 from rltrace.read.recording import Recording
 from rltrace.record import manifest
@@ -24,8 +25,14 @@ OUR_FRAME = re.compile(r'  File "[^"]*/rltrace/(?:hooks|host|record|instrument)/
 CALL_FRAME = re.compile(r'  File "[^"]*/torch/nn/modules/module\.py", line \d+, in _wrapped_call_impl\n(?:    .*\n)*')
 
 
+FSDP = "torch.distributed.fsdp"
+
+
 def run(tmp_path: Path, program: str, *, traced: bool, broken: str = "") -> TracedRun:
-    """Run a program as it is, or traced with its hooks broken at one place."""
+    """Run a program as it is, or traced with its hooks broken at one place.
+
+    Broken hooks of FSDP2 are put in place in a Python that has imported it.
+    """
     folder = tmp_path / "recording"
     manifest.create(folder, owner=None, command=[], config=None)
     environment = traced_environment(folder, collects=True, BROKEN=broken, RENDEZVOUS=str(tmp_path / "rendezvous"))
@@ -33,8 +40,12 @@ def run(tmp_path: Path, program: str, *, traced: bool, broken: str = "") -> Trac
     if not traced:
         del environment["RLTRACE_DIR"]
     add_service_hooks(tmp_path)
-    command = [sys.executable, str(PROGRAMS / f"{program}.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    file = PROGRAMS / f"{program}.py"
+    if program == "fsdp2_training" and broken:
+        done = warm(FSDP).run(file, environment, tmp_path, timeout_s=240)
+    else:
+        command = [sys.executable, str(file)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     return TracedRun(done.returncode, done.stdout, done.stderr, Recording.open(folder))
 
 

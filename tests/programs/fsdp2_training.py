@@ -1,12 +1,13 @@
 """FSDP2 on two gloo ranks: real training with checkpointing; a forward fails, and a step of the optimizer.
 
-The ranks are forked: torch is imported once.
+The ranks are forked: torch is imported once, and dynamo, which the first optimizer of each would import.
 """
 
 import os
 import sys
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from sharded_model import Model

@@ -33,7 +33,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> installed.Environme
 @pytest.fixture(scope="module")
 def without_ray(tmp_path_factory: pytest.TempPathFactory) -> installed.Environment:
     """Nothing is asked of a cluster there, which takes seconds to start."""
-    return installed.make(tmp_path_factory.mktemp("without_ray"), without=("ray",))
+    return installed.make_without(tmp_path_factory.mktemp("without_ray"), "ray")
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:

@@ -121,23 +121,17 @@ def test_drivers_error_blames_nobody(start: Callable[[str], Run]) -> None:
     assert "pid" not in errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_leaves_nothing(start: Callable[[str], Run], number: int) -> None:
-    """An interrupted run leaves nothing behind."""
-    run = start("deaf")
-    run.everybody()
-    os.kill(run.process.pid, number)
-    code, _ = run.end()
-    assert code == 128 + number
-    assert run.summary().run.interrupted_by == signal.Signals(number).name
-
-
 @pytest.mark.parametrize(
-    ("number", "name"), [(signal.SIGINT, "SIGINT (Ctrl-C)"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
+    ("mode", "number", "name"),
+    [
+        ("deaf", signal.SIGINT, "SIGINT (Ctrl-C)"),
+        ("deaf", signal.SIGTERM, "SIGTERM"),
+        ("deaf", signal.SIGHUP, "SIGHUP"),
+        ("shutdown", signal.SIGTERM, "SIGTERM"),
+    ],
 )
-@pytest.mark.parametrize("mode", ["deaf", "shutdown"])
 def test_interrupt_blames_nobody(start: Callable[[str], Run], mode: str, number: int, name: str) -> None:
-    """Nobody is blamed for the end of an interrupted run.
+    """An interrupted run leaves nothing behind, and nobody is blamed for its end.
 
     Neither who is ended by us, nor an engine that the run's own shutdown kills.
     """
@@ -148,6 +142,7 @@ def test_interrupt_blames_nobody(start: Callable[[str], Run], mode: str, number:
     assert code == 128 + number
     assert f"rltrace: interrupted by {name}" in errors.splitlines()[-1]
     found = run.summary()
+    assert found.run.interrupted_by == signal.Signals(number).name
     states = {process.name: process.state for process in found.processes}
     assert set(states.values()) <= {"ended", "stopped"}
     assert states["rank 0 engine"] == states["rank 1 engine"] == "stopped"
