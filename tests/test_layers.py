@@ -119,33 +119,37 @@ NAMES = frozenset(name for name, _ in _modules())
 PACKAGES = frozenset(name for name, path in _modules() if path.name == "__init__.py")
 
 
-@functools.cache
 def _imports(path: Path, module: str, *, at_import_only: bool) -> frozenset[str]:
     """Full names of the modules that a file imports, inside functions too, those for type checkers apart."""
-    found: set[str] = set()
+    at_import, later = _at_import_and_later(path, module)
+    return at_import if at_import_only else at_import | later
+
+
+@functools.cache
+def _at_import_and_later(path: Path, module: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Names that a file imports when it is itself imported, and those inside of functions; its tree is not kept."""
+    found: dict[bool, set[str]] = {False: set(), True: set()}
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    pending: list[ast.AST] = [_parsed(path)]
+    with without_collection():  # which looks through all trees again and again
+        pending: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text()), False)]
     while pending:
-        node = pending.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            pending.extend(node.orelse)
+        node, is_later = pending.pop()
+        if isinstance(node, ast.If) and _is_for_type_checkers(node.test):
+            pending.extend((child, is_later) for child in node.orelse)
             continue
-        if at_import_only and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
+        is_later |= isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found[is_later] |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             above = package.rsplit(".", node.level - 1)[0] if node.level else ""
             base = ".".join(part for part in (above, node.module) if part)
-            found |= {_module_of(base, alias.name) for alias in node.names}
-        pending.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
-    return frozenset(found)
+            found[is_later] |= {_module_of(base, alias.name) for alias in node.names}
+        pending.extend((child, is_later) for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
+    return frozenset(found[False]), frozenset(found[True])
 
 
-@functools.cache
-def _parsed(path: Path) -> ast.Module:
-    with without_collection():  # which looks through all trees again and again
-        return ast.parse(path.read_text())
+def _is_for_type_checkers(test: ast.expr) -> bool:
+    return any(getattr(part, "id", getattr(part, "attr", None)) == "TYPE_CHECKING" for part in ast.walk(test))
 
 
 def _module_of(base: str, name: str) -> str:

@@ -355,7 +355,7 @@ def test_ended_run_is_not_reopened(tmp_path):
 def test_every_failing_hook(tmp_path):
     """Every hook made to fail changes nothing."""
     broken = run_traced(tmp_path, BREAK_ALL_AND_RUN.format(program=PROGRAM), imported="torch")
-    assert (broken.returncode, broken.out) == (1, "[[0.5, 0.5]]\n")
+    assert (broken.returncode, broken.out) == (1, "[[0.5, 0.5], [0.5, 0.5]]\n")
     assert broken.err.splitlines()[-1] == "ValueError: theirs"
     failed = [hook for hook in broken.hooks().values() if hook["state"] == "failed"]
     assert failed
