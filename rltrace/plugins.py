@@ -7,7 +7,9 @@ Other distributions add theirs by the entry-point groups `rltrace.instrumentatio
 
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
 from typing import Any
 
 INSTRUMENTATIONS = {
@@ -128,7 +130,15 @@ def load(reference: str) -> Any:
 
 
 def _entry_points(group: str) -> dict[str, str]:
+    return dict(_all_entry_points(tuple(sys.path)).get(group, {}))
+
+
+@functools.lru_cache(maxsize=4)
+def _all_entry_points(_path: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """Return those of other distributions by group; once for each path, for it reads a file of each distribution."""
     # Imported here: a laptop's `import rltrace` should not pay its 24 ms.
     from importlib.metadata import entry_points
 
-    return {entry.name: entry.value for entry in entry_points(group=group)}
+    groups = ("rltrace.instrumentations", "rltrace.exporters", "rltrace.findings")
+    every = entry_points()
+    return {group: {entry.name: entry.value for entry in every.select(group=group)} for group in groups}

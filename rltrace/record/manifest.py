@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
+import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +134,18 @@ def installed_versions() -> dict[str, str]:
     """Return the version of each package of `VERSIONED` that is installed, without importing it."""
     from importlib import metadata  # takes a sixth of what `import rltrace` does, and few processes ask
 
+    return dict(_versions_on(tuple(sys.path), metadata.version))
+
+
+@functools.lru_cache(maxsize=4)
+def _versions_on(_path: tuple[str, ...], version: Callable[[str], str]) -> dict[str, str]:
+    """Look once for each path: it takes 15 ms, and a process may make more than one Recording."""
+    from importlib import metadata
+
     versions = {}
     for package in VERSIONED:
         try:
-            versions[package] = metadata.version(package)
+            versions[package] = version(package)
         except metadata.PackageNotFoundError:
             pass
     return versions
