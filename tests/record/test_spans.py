@@ -36,6 +36,10 @@ ReadProcess = Callable[[Path], Process]
 pytestmark = pytest.mark.usefixtures("recording_way")
 
 
+once = pytest.mark.parametrize("recording_way", ["native"], indirect=True)
+"""What is recorded in processes of a test is recorded their own way."""
+
+
 # ---------------------------------------------------------------- spans, counters, flows
 
 
@@ -1101,6 +1105,7 @@ for file in own:
 """
 
 
+@once
 def test_closed_descriptors_stay_the_programs(tmp_path: Path) -> None:
     """A program that closes all descriptors keeps its own under the same numbers.
 
@@ -1228,6 +1233,7 @@ def _python(code: str, *args: str) -> types.SimpleNamespace:
     return types.SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
+@once
 def test_import_is_quick() -> None:
     """`import rltrace` loads no framework, nor asyncio, which only what records needs, and is quick."""
     code = """
@@ -1241,6 +1247,7 @@ print(sorted(foreign & set(sys.modules)), spent < 0.25, spent)
     assert _python(code).out.startswith("[] True")
 
 
+@once
 def test_del_and_atexit_may_record(folder: Path, spans_of: Spans) -> None:
     """`__del__` and atexit functions may record to the last."""
     code = """
@@ -1269,6 +1276,7 @@ open_span = rltrace.span("open").__enter__()
     assert Recording.open(folder).is_complete
 
 
+@once
 def test_two_interpreters_of_one_pid(folder: Path) -> None:
     """Two interpreters of one pid are two processes."""
     code = """

@@ -27,7 +27,8 @@ from rltrace.run.brief import DamagedError, Form, Steps, brief
 from rltrace.run.disk_keeper import Keeper
 
 MIB = 1 << 20
-BUDGET = 12 * MIB
+BUDGET = 6 * MIB
+STEPS = 200
 
 
 def record(folder: Path, steps: int, look: Callable[[], None], *, per_step: int = 200) -> None:
@@ -69,7 +70,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
             keepers[0].look()
             assert budgeted_runs.disk_bytes(folder) <= BUDGET
 
-        record(folder, 400, look)
+        record(folder, STEPS, look)
     return folder
 
 
@@ -86,9 +87,9 @@ def test_nothing_is_lost(summary: Summary) -> None:
 def test_totals_are_exact(summary: Summary) -> None:
     """The number of spans of each name is what it was, whatever went."""
     count = {span.name: span.count for span in [*summary.own_spans, *summary.hook_spans]}
-    assert count == {"own": 80_000, "fails": 400, "fsdp.forward": 80_000, "rollout.request": 400}
+    assert count == {"own": 200 * STEPS, "fails": STEPS, "fsdp.forward": 200 * STEPS, "rollout.request": STEPS}
     (gone,) = summary.removed
-    assert 10_000 < gone.spans < 160_000 and gone.samples > 1000 and gone.first_step == 0
+    assert 10_000 < gone.spans < 400 * STEPS and gone.samples > 1000 and gone.first_step == 0
 
 
 def test_kept_steps_are_whole(kept: Path, summary: Summary) -> None:
@@ -102,7 +103,7 @@ def test_kept_steps_are_whole(kept: Path, summary: Summary) -> None:
         if isinstance(e, Span) and e.name == "own"
     )
     is_brief = {step.step: step.brief for step in summary.steps}
-    assert len(is_brief) == 400 and 20 < sum(is_brief.values()) < 400
+    assert len(is_brief) == STEPS and 20 < sum(is_brief.values()) < STEPS
     assert all(own[step] == 200 for step, short in is_brief.items() if not short)
     assert sum(own[step] for step in range(10)) < 10, "the oldest are brief, but for spans over two segments"
     assert summary.steady is not None and summary.steady.steps == [n for n, short in is_brief.items() if not short]
@@ -110,14 +111,14 @@ def test_kept_steps_are_whole(kept: Path, summary: Summary) -> None:
 
 def test_what_figures_need_stays(kept: Path, summary: Summary) -> None:
     """Of a brief step there are its phases, its memory at the boundaries, its sync, its requests and its errors."""
-    assert len({row.step for row in summary.phases if row.step is not None}) == 400
-    assert len(summary.requests_by_step) == 400 and len(summary.weight_sync) == 400
-    assert sum(error.count for error in summary.errors) == 400
+    assert len({row.step for row in summary.phases if row.step is not None}) == STEPS
+    assert len(summary.requests_by_step) == STEPS and len(summary.weight_sync) == STEPS
+    assert sum(error.count for error in summary.errors) == STEPS
     (process,) = Recording.open(kept).processes
     events = list(process.events())
-    assert len([e for e in events if isinstance(e, Sample) and e.name == "actor.params_bytes"]) == 400
-    assert len([e for e in events if isinstance(e, Span) and e.name == "memory.edge"]) == 400
-    assert [step.tokens for step in summary.steps] == [100 + step for step in range(400)]
+    assert len([e for e in events if isinstance(e, Sample) and e.name == "actor.params_bytes"]) == STEPS
+    assert len([e for e in events if isinstance(e, Span) and e.name == "memory.edge"]) == STEPS
+    assert [step.tokens for step in summary.steps] == [100 + step for step in range(STEPS)]
 
 
 def test_old_totals_are_merged(folder: Path, monkeypatch: pytest.MonkeyPatch, summary: Summary, tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_old_totals_are_merged(folder: Path, monkeypatch: pytest.MonkeyPatch, su
         keepers[0].look()
         assert budgeted_runs.disk_bytes(folder) <= BUDGET
 
-    record(folder, 400, look)
+    record(folder, STEPS, look)
     merged = summarize(Recording.open(folder))
     of = {span.name: span.count for span in [*summary.own_spans, *summary.hook_spans]}
     assert {span.name: span.count for span in [*merged.own_spans, *merged.hook_spans] if span.name in of} == of
@@ -141,8 +142,8 @@ def test_old_totals_are_merged(folder: Path, monkeypatch: pytest.MonkeyPatch, su
     totals = process.removed.totals
     assert {(group.first_step, group.last_step) for group in totals if group.name == "step"} >= {(0, 99)}
     errors = sum(total.many for group, total in totals.items() if group.error == "KeyError")
-    assert errors + sum(error.count for error in merged.errors) == 400
-    assert len(merged.steps) + sum(total.many for group, total in totals.items() if group.name == "step") == 400
+    assert errors + sum(error.count for error in merged.errors) == STEPS
+    assert len(merged.steps) + sum(total.many for group, total in totals.items() if group.name == "step") == STEPS
     assert (process.folder / removed.FILE).stat().st_size < 100_000
 
 
@@ -220,26 +221,26 @@ def test_exec_keeps_within_its_budget(tmp_path: Path) -> None:
         "import pathlib, sys, time, rltrace\n"
         f"sys.path.append({str(Path(budgeted_runs.__file__).parent)!r})\n"
         "from budgeted_runs import disk_bytes\n"
-        "for step in range(150):\n"
+        "for step in range(75):\n"
         "    with rltrace.span('step', step=step):\n"
         "        for n in range(1500):\n"
         "            with rltrace.span('own', n=n, filler='x' * 60): pass\n"
         "        time.sleep(0.04)\n"
         "    until = time.monotonic() + 60\n"
-        f"    while disk_bytes(pathlib.Path({str(folder)!r})) > 12_000_000 and time.monotonic() < until:\n"
+        f"    while disk_bytes(pathlib.Path({str(folder)!r})) > 6_000_000 and time.monotonic() < until:\n"
         "        time.sleep(0.02)\n"
     )
-    command = [sys.executable, "-m", "rltrace", "exec", "--out", str(folder), "--max-disk", "16MB", "--"]
+    command = [sys.executable, "-m", "rltrace", "exec", "--out", str(folder), "--max-disk", "8MB", "--"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
     done = subprocess.run(
         [*command, sys.executable, "-c", program], check=False, capture_output=True, text=True, env=environment
     )
-    assert done.returncode == 0 and "at most 16 MB (--max-disk)" in done.stderr
+    assert done.returncode == 0 and "at most 8 MB (--max-disk)" in done.stderr
     assert "not traced" not in done.stderr and "brief" not in done.stderr
-    assert budgeted_runs.disk_bytes(folder) <= 16_000_000
+    assert budgeted_runs.disk_bytes(folder) <= 8_000_000
     found = summarize(Recording.open(folder))
-    assert {span.name: span.count for span in found.own_spans} == {"own": 150 * 1500}
-    assert len(found.steps) == 150 and found.removed and found.losses == []
+    assert {span.name: span.count for span in found.own_spans} == {"own": 75 * 1500}
+    assert len(found.steps) == 75 and found.removed and found.losses == []
 
 
 def test_minutes_of_a_long_run(tmp_path: Path) -> None:
