@@ -55,6 +55,10 @@ class Chosen(NamedTuple):
         """Return the arguments of one of the rows."""
         return self.columns.args(self.first + row)
 
+    def all_args(self, rows: NDArray[np.int64]) -> Iterator[Args]:
+        """Yield the arguments of some of the rows."""
+        return self.columns.all_args(self.first + rows)
+
 
 class Encoder(Protocol):
     """Encodes the packets of one process."""
@@ -285,7 +289,7 @@ class PythonPackets:
         return Chosen(columns, first)
 
     def shown(self, chosen: Chosen, key: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.int32], Sequence[str]]:
-        values = [chosen.args(row).get(key) for row in rows.tolist()]
+        values = [args.get(key) for args in chosen.all_args(rows)]
         return np.array([-1 if value is None else self._place(str(value)) for value in values], np.int32), self._texts
 
     def _place(self, shown: str) -> int:
@@ -299,13 +303,14 @@ class PythonPackets:
         starts, ends = columns.start_ns[first:].tolist(), columns.end_ns[first:].tolist()
         pieces: list[bytes] = []
         size = 0
-        for row, (number, start_ns, end_ns) in enumerate(zip(beginnings.tolist(), starts, ends, strict=True)):
+        all_args = chosen.all_args(np.arange(len(chosen)))
+        rows = zip(beginnings.tolist(), starts, ends, all_args, strict=True)
+        for row, (number, start_ns, end_ns, args) in enumerate(rows):
             event, of_row, drops_phase = self._beginnings[number]
             leaving, arriving = arrows.get(row, (b"", b""))
-            args = chosen.args(row)
-            if drops_phase and PHASE in args:
-                args = {key: value for key, value in args.items() if key != PHASE}
-            said, annotations = self._arguments.encode(args)
+            drops = drops_phase and PHASE in args
+            kept = {key: value for key, value in args.items() if key != PHASE} if drops else args
+            said, annotations = self._arguments.encode(kept)
             pieces += said
             event += leaving + annotations
             if end_ns == OPEN:

@@ -91,7 +91,7 @@ class _Kind:
             tools = rows.arguments["tool"][chosen].tolist()
             self.shown += [self.name if tool == NO_TEXT else rows.texts[tool] for tool in tools]
         elif self.name in TRAJECTORIES:
-            self.shown += [_called(self.name, rows.args(row)) for row in chosen.tolist()]
+            self.shown += [_called(self.name, args) for args in rows.all_args(chosen)]
 
     def __len__(self) -> int:
         return len(self.columns[0])

@@ -193,7 +193,7 @@ class _Spans:
         if name == "span":
             return pa.array(chosen + self.first)
         if name == "args":
-            return pa.array([arrow.as_json(rows.args(row)) for row in chosen.tolist()], pa.string())
+            return pa.array([*map(arrow.as_json, rows.all_args(chosen))], pa.string())
         if name == "kv_usage":
             usage = rows.arguments[name][chosen]
             return arrow.numbers(usage, np.isnan(usage))

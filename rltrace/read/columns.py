@@ -37,6 +37,8 @@ ROWS = 1 << 18
 """About so many rows are made at a time."""
 EVENTS = 1 << 14
 """So many, if they are made of events."""
+AT_ONCE = 1 << 12
+"""Of so many rows the arguments are unpacked at a time."""
 
 _BYTES = (-gate.MOST_BYTES, gate.MOST_BYTES)
 _NUMBER = Argument(native.WHOLE_NUMBER, *_BYTES)
@@ -611,7 +613,8 @@ class Encoded:
 
     def of(self, rows: NDArray[np.intp]) -> Iterator[Args]:
         """Yield the arguments of some rows."""
-        written = (begun | late if late else begun for begun, late in self._all_written(rows))
+        parts = (rows[at : at + AT_ONCE] for at in range(0, len(rows), AT_ONCE))
+        written = (begun | late if late else begun for part in parts for begun, late in self._all_written(part))
         if not self.decoded:
             yield from written
             return
@@ -814,7 +817,7 @@ class _OfEvents(Columns):
 
     def __init__(self, events: Sequence[Event], texts: Texts) -> None:
         self._spans = [event for event in events if isinstance(event, Span)]
-        arguments = {key: _argument(key, argument.kind, self._spans, texts) for key, argument in ARGUMENTS.items()}
+        arguments = _arguments(self._spans, texts)
         counters = [event for event in events if isinstance(event, Counter)]
         flows = _flows(self._spans, texts)
         rows = enumerate(self._spans)
@@ -829,9 +832,20 @@ class _OfEvents(Columns):
         return (self._spans[row] for row in rows.tolist())
 
 
-def _argument(key: str, kind: int, spans: Sequence[Span], texts: Texts) -> NDArray[Any]:
-    cells = [_cell(kind, span.args.get(key), texts.place) for span in spans]
-    return np.array(cells, dtype=native.DTYPES[kind])
+def _arguments(spans: Sequence[Span], texts: Texts) -> dict[str, NDArray[Any]]:
+    rows_of: dict[str, list[int]] = {key: [] for key in ARGUMENTS}
+    for row, span in enumerate(spans):
+        for key in span.args.keys() & rows_of.keys() if span.args else ():
+            rows_of[key].append(row)
+    return {key: _argument(key, spans, rows, texts) for key, rows in rows_of.items()}
+
+
+def _argument(key: str, spans: Sequence[Span], rows: Sequence[int], texts: Texts) -> NDArray[Any]:
+    """Return the column of an argument that some rows have."""
+    kind = ARGUMENTS[key].kind
+    found = np.full(len(spans), _cell(kind, None, texts.place), native.DTYPES[kind])
+    found[rows] = [_cell(kind, spans[row].args[key], texts.place) for row in rows]
+    return found
 
 
 def from_events(events: Sequence[Event]) -> Columns:
