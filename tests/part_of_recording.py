@@ -5,15 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from rltrace.read.recording import Recording
-
-SHIPPED = sorted((Path(__file__).parents[1] / "examples" / "recordings").iterdir())
-"""All that are shipped."""
+from shipped import opened
 
 
 def first_rank_of(path: Path, folder: Path) -> Path:
     """Return a Recording like this one, with one trainer's rank; tests/hostile has the whole ones."""
-    whole = Recording.open(path)
+    whole = opened(path)
     kept = folder / path.stem
     shutil.copytree(whole.folder, kept)
     for process in whole.processes:

@@ -28,8 +28,10 @@ def said(data: bytes) -> dict[Path, list[Any]]:
         if packet.sequence_flags & 1:
             for kind in (2, 3):
                 names[sequence, kind].clear()
-        for kind, entries in ((2, packet.interned_data.event_names), (3, packet.interned_data.debug_annotation_names)):
-            names[sequence, kind] |= {entry.iid: entry.name for entry in entries}
+        if packet.HasField("interned_data"):
+            new = packet.interned_data
+            names[sequence, 2] |= {entry.iid: entry.name for entry in new.event_names}
+            names[sequence, 3] |= {entry.iid: entry.name for entry in new.debug_annotation_names}
         if packet.HasField("track_event"):
             event = packet.track_event
             events[event.track_uuid].append(_event(packet, names[sequence, 2], names[sequence, 3]))
@@ -40,13 +42,17 @@ def said(data: bytes) -> dict[Path, list[Any]]:
         happened = sorted(events.pop(uuid, []), key=lambda event: event[0])
         found.setdefault(_path(uuid, descriptors), []).append(happened)
     assert not events, f"tracks without a descriptor: {[*events]}"
-    return {path: happened if not path else sorted(happened, key=repr) for path, happened in found.items()}
+    return {path: sorted(alike, key=repr) if path and len(alike) > 1 else alike for path, alike in found.items()}
+
+
+def blocks_of(data: bytes) -> list[bytes]:
+    """Return the blocks of a trace, decompressed."""
+    return [zlib.decompress(packet.compressed_packets) for packet in TraceProto.FromString(data).packet]
 
 
 def packets_of(data: bytes) -> list[TracePacket]:
     """Return all packets of a trace, those in blocks too."""
-    blocks = [zlib.decompress(packet.compressed_packets) for packet in TraceProto.FromString(data).packet]
-    return [packet for block in blocks for packet in TraceProto.FromString(block).packet]
+    return [packet for block in blocks_of(data) for packet in TraceProto.FromString(block).packet]
 
 
 def _describes(packet: TracePacket) -> bool:
@@ -74,9 +80,9 @@ def _event(packet: TracePacket, names: dict[int, str], arg_names: dict[int, str]
     return packet.timestamp, event.type, name, args, flows, repr(float(value))
 
 
-def _value(annotation: Any) -> str:
-    own = type(annotation)()
-    own.CopyFrom(annotation)
-    own.ClearField("name_iid")
-    own.ClearField("name")
-    return str(own.SerializeToString(deterministic=True))
+def _value(annotation: Any) -> bytes:
+    """What an annotation says without its name, which it has no longer."""
+    annotation.ClearField("name_iid")
+    annotation.ClearField("name")
+    value: bytes = annotation.SerializeToString(deterministic=True)
+    return value

@@ -8,20 +8,17 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+from shipped import OTHER_HOST, RECORDINGS, SHIPPED, VERL, opened, summary_of
+from shipped import QWEN as RUN
 from test_perfetto import SCALES, device_groups, device_scales, export
-from trace_processor import Importer
+from trace_processor import Importer, Trace
 
 from rltrace.analysis.ledger import ledgers
 from rltrace.analysis.observations import Observations
-from rltrace.analysis.summary import Summary, summarize
+from rltrace.analysis.summary import Summary
 from rltrace.analysis.used_memory import used_memory
 from rltrace.events import STEP_PHASES, Counter, Span
-from rltrace.read.recording import Recording
 
-RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
-RUN = RECORDINGS / "qwen3_8b_4gpu.zip"
-OTHER_HOST = RECORDINGS / "qwen3_8b_4gpu_other_host.zip"
-VERL = RECORDINGS / "verl_8b_4gpu.zip"
 PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "8b.md"
 PARAMETERS = 8_190_735_360
 """Of Qwen3-8B."""
@@ -33,21 +30,21 @@ PHASES = set(STEP_PHASES) - {"reward", "advantage", "critic.values", "critic.upd
 
 @pytest.fixture(scope="module")
 def summary() -> Summary:
-    return summarize(Recording.open(RUN))
+    return summary_of(RUN)
 
 
 @pytest.fixture(scope="module")
 def other_host() -> Summary:
-    return summarize(Recording.open(OTHER_HOST))
+    return summary_of(OTHER_HOST)
 
 
 @pytest.fixture(scope="module")
 def verl() -> Summary:
-    return summarize(Recording.open(VERL))
+    return summary_of(VERL)
 
 
 def test_they_are_small_enough_to_ship() -> None:
-    assert {RUN, OTHER_HOST, VERL} == set(RECORDINGS.iterdir())
+    assert set(SHIPPED) == set(RECORDINGS.iterdir())
     for file in RECORDINGS.iterdir():
         assert file.stat().st_size <= 5_000_000
 
@@ -189,7 +186,7 @@ def test_each_sync_moves_the_model_once(summary: Summary) -> None:
 def test_engine_frees_memory_while_actor_learns(summary: Summary) -> None:
     """The engine gives its memory back while the actor learns."""
     engines = 0
-    for process in Recording.open(RUN).processes:
+    for process in opened(RUN).processes:
         if process.role == "engine":
             engines += 1
             events = list(process.events())
@@ -203,9 +200,20 @@ def test_engine_frees_memory_while_actor_learns(summary: Summary) -> None:
     assert engines == 4
 
 
-def test_perfetto_imports_it_whole(importer: Importer) -> None:
+@pytest.fixture(scope="module")
+def exported() -> bytes:
+    return export(RUN)
+
+
+@pytest.fixture(scope="module")
+def trace(importer: Importer, exported: bytes) -> Trace:
+    """What no test of this module changes; none imports another one."""
+    return importer.load(exported)
+
+
+def test_perfetto_imports_it_whole(trace: Trace) -> None:
     spans = counters = flows = 0
-    for process in Recording.open(RUN).processes:
+    for process in opened(RUN).processes:
         events = list(process.events())
         rows = {event.name for event in events if isinstance(event, Counter) and (event.value or not of_memory(event))}
         if process.device is not None:
@@ -219,7 +227,6 @@ def test_perfetto_imports_it_whole(importer: Importer) -> None:
             else:
                 spans += 1
                 flows += len(event.flows_in)
-    trace = importer.load(export(RUN))
     of_devices = trace.one(OF_DEVICES)
     assert of_devices > 100
     trace.check_clean(slices=spans, counters=counters + of_devices, flows=flows)
@@ -237,10 +244,9 @@ OF_DEVICES = """
 """Counters that no process wrote: what the processes of a device hold together."""
 
 
-def test_gpu_groups(importer: Importer) -> None:
+def test_gpu_groups(trace: Trace) -> None:
     """Each GPU's group is the ledger of the summary, with one line of its total of all who looked."""
-    trace = importer.load(export(RUN))
-    groups, seen = device_groups(trace), Observations(Recording.open(RUN))
+    groups, seen = device_groups(trace), Observations(opened(RUN))
     lines = {f" Memory · {lane.name} · {lane.device}": (found, lane) for lane, found in ledgers(seen).items()}
     assert len(groups) == 4 and groups.keys() == lines.keys()
     for name, (ledger, lane) in lines.items():
@@ -272,7 +278,7 @@ def test_sleeps_move_the_expected_bytes(summary: Summary) -> None:
 
 def test_collectives_have_gpu_time() -> None:
     """Every collective of a worker has its time on the GPU."""
-    workers = [process for process in Recording.open(RUN).processes if process.role == "worker"]
+    workers = [process for process in opened(RUN).processes if process.role == "worker"]
     assert len(workers) == 4
     for worker in workers:
         spans = [event for event in worker.events() if isinstance(event, Span)]
@@ -309,7 +315,7 @@ def test_page_has_load_of_the_updates(file: Path, said: str) -> None:
 
     The figures are the sampler's: of every worker and GPU the mean of its samples.
     """
-    recording = Recording.open(file)
+    recording = opened(file)
     workers = [process for process in recording.processes if process.role == "worker"]
     updates = [
         (event.start_ns, event.end_ns)

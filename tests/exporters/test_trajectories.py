@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from recording_file import REALTIME_NS, SECOND, RecordingFile
 from rltrace_exporters.perfetto import Perfetto
+from shipped import VERL, opened
 from trace_processor import Importer, Trace
 
 from rltrace.read.recording import Recording
-
-VERL = Path(__file__).parents[2] / "examples" / "recordings" / "verl_8b_4gpu.zip"
 
 
 @pytest.fixture
@@ -21,10 +20,14 @@ def recording(tmp_path: Path) -> RecordingFile:
     return RecordingFile(tmp_path / "run")
 
 
-def load(importer: Importer, path: Path) -> Trace:
+def exported(recording: Recording) -> bytes:
     out = io.BytesIO()
-    Perfetto().write(Recording.open(path), out)
-    return importer.load(out.getvalue())
+    Perfetto().write(recording, out)
+    return out.getvalue()
+
+
+def load(importer: Importer, path: Path) -> Trace:
+    return importer.load(exported(Recording.open(path)))
 
 
 def drawn(trace: Trace) -> list[tuple[Any, ...]]:
@@ -117,9 +120,14 @@ def test_without_trajectories_there_are_no_rows(importer: Importer, recording: R
     trace.check_clean(slices=2, counters=0)
 
 
-def test_shipped_run_has_a_row_for_each(importer: Importer) -> None:
+@pytest.fixture(scope="module")
+def verl() -> bytes:
+    return exported(opened(VERL))
+
+
+def test_shipped_run_has_a_row_for_each(importer: Importer, verl: bytes) -> None:
     """Of 256 trajectories 64 are in flight at a time, each with one turn."""
-    trace = load(importer, VERL)
+    trace = importer.load(verl)
     slices = drawn(trace)
     outer = [one for one in slices if one[-1] is None]
     assert len(outer) == 256 and len({row for row, *_ in slices}) == 64

@@ -13,8 +13,10 @@ const path = require('path');
 const folder = process.argv[2];
 const bundle = ['engine_bundle.js', 'engine_bundle.node.js'].map((name) => path.join(folder, name)).find(fs.existsSync);
 const wasm = fs.readFileSync(path.join(folder, 'trace_processor.wasm'));
-// Compiled once: each new trace needs a fresh instance only.
+// Both are compiled once: each new trace needs a fresh instance only.
 const compiled = new WebAssembly.Module(wasm);
+const NAMES = ['self', 'XMLHttpRequest', 'WorkerGlobalScope', 'WebAssembly', 'process', 'fetch', 'console'];
+const setUp = new Function(...NAMES, fs.readFileSync(bundle, 'utf8'));
 
 // The TraceProcessorRpc methods (protos/perfetto/trace_processor/trace_processor.proto) and the fields that carry
 // their argument and their result.
@@ -92,7 +94,7 @@ class TraceProcessor {
       fetch: undefined,
       console: {log() {}, info() {}, warn() {}, error: (...words) => process.stderr.write(words.join(' ') + '\n')},
     };
-    new Function(...Object.keys(scope), fs.readFileSync(bundle, 'utf8'))(...Object.values(scope));
+    setUp(...NAMES.map((name) => scope[name]));
     this.port = {onmessage: null, postMessage: (bytes) => this.answers.push(Buffer.from(bytes))};
     scope.self.onmessage({data: this.port});
   }

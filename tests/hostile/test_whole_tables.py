@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import test_tables
-from part_of_recording import SHIPPED
+from shipped import SHIPPED
 
 import rltrace
 
@@ -20,7 +20,7 @@ def test_rows_are_the_events(run: Path) -> None:
     test_tables.test_spans_are_the_events(tables)
     test_tables.test_counters_are_the_samples(tables)
     test_tables.test_step_and_phase_of_a_span(tables)
-    test_tables.flows_are_the_arrows(tables)
+    test_tables.test_flows_are_the_arrows(tables)
 
 
 @of_shipped

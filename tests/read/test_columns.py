@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import sanitized
 from hypothesis import HealthCheck, given, settings
-from part_of_recording import SHIPPED, first_rank_of
+from part_of_recording import first_rank_of
 from same_columns import decoded_natively, same_columns
+from shipped import SHIPPED
 from written_segments import damaged, process_of_segments, segments
 
 from rltrace.host.native_library import DECODER, NativeLibrary
