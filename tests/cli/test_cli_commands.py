@@ -32,6 +32,9 @@ from rltrace.read.recording import Recording
 from rltrace.record import manifest
 from rltrace.run.supervisor import Outcome
 
+EXEC = [sys.executable, "-m", "rltrace", "exec", "--sample", "0"]
+"""Without the sampler, which is a process more."""
+
 
 def call(*words: str | Path) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words], prog_name="rltrace")
@@ -120,12 +123,11 @@ def test_an_empty_run_is_no_default(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     runs = tmp_path / "rltrace-runs"
     two_ranks(runs / "a")
     make = (
-        "import sys, pathlib; from rltrace.record import manifest; "
-        "manifest.create(pathlib.Path(sys.argv[1]), owner=None, command=['true'], config={})"
+        "import sys, pathlib; from rltrace.record import manifest\n"
+        "for path in sys.argv[1:]: manifest.create(pathlib.Path(path), owner=None, command=['true'], config={})"
     )
+    subprocess.run([sys.executable, "-c", make, runs / "b", runs / "c"], check=True)
     for number, name in enumerate(("a", "b", "c"), 1):
-        if name != "a":
-            subprocess.run([sys.executable, "-c", make, str(runs / name)], check=True)
         os.utime(runs / name / "manifest.json", (number, number))
     done = call("summary", "--json")
     assert json.loads(done.stdout)["run"]["path"] == "rltrace-runs/a"
@@ -348,8 +350,8 @@ def test_options_of_the_program(tmp_path: Path) -> None:
     Behind its name, with `--` before it or without.
     """
     for number, before in enumerate(([], ["--"])):
-        words = ["exec", "--out", str(tmp_path / str(number)), *before, "expr", "--out", "=", "--outt"]
-        done = subprocess.run([sys.executable, "-m", "rltrace", *words], capture_output=True, text=True, check=False)
+        words = [*EXEC, "--out", str(tmp_path / str(number)), *before, "expr", "--out", "=", "--outt"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (1, "0\n"), done.stderr
 
 
@@ -375,8 +377,7 @@ def test_quiet_shows_only_problems(
     program = "import rltrace, os, subprocess, sys; rltrace.start(); subprocess.run([sys.executable, '-c', '0'])"
 
     def execute(name: str, then: str) -> list[str]:
-        command = ["exec", "--out", str(tmp_path / name), "--", sys.executable, "-c", f"{program}; {then}"]
-        words = [sys.executable, "-m", "rltrace", *command]
+        words = [*EXEC, "--out", str(tmp_path / name), "--", sys.executable, "-c", f"{program}; {then}"]
         return subprocess.run(words, capture_output=True, text=True, check=False).stderr.splitlines()
 
     assert execute("well", "0") == []
@@ -398,7 +399,7 @@ def test_taken_folder_is_told_once(tmp_path: Path, quiet: str) -> None:
         "for rank in (1, 0, 0): rltrace.start('mine', rank=rank)\n"
     )
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "rltrace", "exec", "--out", folder, "--", sys.executable, "-c", program]
+    command = [*EXEC, "--out", folder, "--", sys.executable, "-c", program]
     environment = os.environ | {"RLTRACE_QUIET": quiet}
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
     told = f"rltrace: recording into {folder}, because this process belongs to that run, and not into mine"
@@ -414,18 +415,7 @@ def commands_said(text: str) -> set[str]:
 def test_printed_commands_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Printed commands can be copied, whatever the folder is called."""
     folder = tmp_path / "it's [bold]mine[/]"
-    command = [
-        sys.executable,
-        "-m",
-        "rltrace",
-        "exec",
-        "--out",
-        folder / "exec",
-        "--",
-        sys.executable,
-        "-c",
-        "import msgspec",
-    ]
+    command = [*EXEC, "--out", folder / "exec", "--", sys.executable, "-c", "import msgspec"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert commands_said(done.stderr) == {str(folder / "exec")}
     two_ranks(folder / "run")
@@ -456,14 +446,12 @@ def test_disable_typo_is_warned_once(tmp_path: Path, disabled: str, warned: list
     Also where several processes are traced.
     """
     program = "import msgspec, subprocess, sys; subprocess.run([sys.executable, '-c', 'import msgspec'])"
-    command = [sys.executable, "-c", "from rltrace.cli import main; main()", "exec", "--out", str(tmp_path / "run")]
+    command = [*EXEC, "--out", tmp_path / "run", "--", sys.executable, "-c", program]
     environment = os.environ | {"RLTRACE_DISABLE": disabled}
-    done = subprocess.run(
-        [*command, "--", sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert [line for line in done.stderr.splitlines()[:-1] if ": recording into " not in line] == warned
     roles = [process["role"] for process in summarize_folder(tmp_path / "run")["processes"]]
-    assert sorted(roles) == ["process", "process", "sampler"]
+    assert roles == ["process", "process"]
 
 
 @pytest.mark.parametrize("command", ["run", "exec"])
@@ -486,7 +474,7 @@ def test_closed_pipe_of_summary_is_quiet(run: Path) -> None:
 def test_exec_code_without_a_reader(tmp_path: Path) -> None:
     """`exec` exits with the command's code even if nobody reads its output."""
     program = f"{sys.executable} -c 'import msgspec, sys; sys.exit(3)'"
-    command = f"{sys.executable} -m rltrace exec --out {tmp_path / 'run'} -- {program}"
+    command = f"{shlex.join(EXEC)} --out {tmp_path / 'run'} -- {program}"
     assert subprocess.run(["bash", "-c", f"{command} 2> >(true)"], check=False).returncode == 3
 
 
@@ -562,15 +550,26 @@ def test_full_disk_on_stdout_is_one_line(run: Path, words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (7, "rltrace: standard output: No space left on device; write elsewhere\n")
 
 
-@pytest.mark.parametrize(("said", "width"), [("160", 160), ("60", 60), (None, WIDTH), ("0", WIDTH), ("wide", WIDTH)])
-def test_pipe_width_is_columns(tmp_path: Path, said: str | None, width: int) -> None:
-    """Output into a pipe is as wide as COLUMNS says."""
+WIDTHS = {"160": 160, "60": 60, "": WIDTH, "0": WIDTH, "wide": WIDTH}
+SUMMARIES = """
+import os, sys
+from rltrace.cli import main
+for said in sys.argv[2:]:
+    os.environ |= {"COLUMNS": said}
+    if not said:
+        del os.environ["COLUMNS"]
+    main(["summary", sys.argv[1]], standalone_mode=False)
+    print("\\f")
+"""
+
+
+def test_pipe_width_is_columns(tmp_path: Path) -> None:
+    """Output into a pipe is as wide as COLUMNS says; a hundred columns where it is not set or says no number."""
     two_ranks(tmp_path / ("run" * 60))  # its path is folded at any width
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    environment |= {"COLUMNS": said} if said is not None else {}
-    command = [sys.executable, "-c", "from rltrace.cli import main; main()", "summary", tmp_path / ("run" * 60)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert max(map(len, done.stdout.splitlines())) == width
+    command = [sys.executable, "-c", SUMMARIES, tmp_path / ("run" * 60), *WIDTHS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *pages, _ = done.stdout.split("\f\n")
+    assert [max(map(len, page.splitlines())) for page in pages] == [*WIDTHS.values()]
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])

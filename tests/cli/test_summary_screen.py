@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shipped
 from recordings import NO_PID, SECOND, Written, hook, sample, span, two_ranks, two_workers
 from rich.console import Console, Group, RenderableType
+from shipped import OTHER_HOST, QWEN, VERL, opened
 from traced_runs import run_traced, traced_environment
 
 from rltrace.analysis import summarize
+from rltrace.analysis.summary import Summary
 from rltrace.cli import tables
 from rltrace.cli.tables import figures, show
 from rltrace.cli.tables.fit import Column, Figures, bars, words
@@ -33,10 +36,6 @@ from rltrace.record.manifest import PROCESSES
 from rltrace.record.process import append_exit
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-GPUS = EXAMPLES / "recordings" / "qwen3_8b_4gpu_other_host.zip"
-STREAMS = EXAMPLES / "recordings" / "qwen3_8b_4gpu.zip"
-"""With the time on the GPUs' own streams."""
-VERL = EXAMPLES / "recordings" / "verl_8b_4gpu.zip"
 TOY = Path(__file__).parents[1] / "toy_run.py"
 PLAIN = """
     import rltrace, torch
@@ -53,8 +52,10 @@ SCREEN_LINES = 52
 WIDTHS = (80, 100, 140)
 
 
-summary_of = lru_cache(maxsize=8)(summarize)
-"""Of a Recording that several screens show: those of GPUs take a second each."""
+@lru_cache(maxsize=8)
+def summary_of(recording: Recording) -> Summary:
+    """Of a Recording that several screens show: those of GPUs take a second each."""
+    return shipped.summary_of(recording.path) if recording.path in shipped.SHIPPED else summarize(recording)
 
 
 def screen(recording: Recording, width: int = 100, *, whole: bool = False) -> list[str]:
@@ -88,11 +89,11 @@ def recorded() -> Iterator[dict[str, Recording]]:
         folder = Path(made)
         subprocess.run([sys.executable, loop, folder / "loop"], check=True, capture_output=True)
         yield {
-            "gpus": Recording.open(GPUS),
-            "streams": Recording.open(STREAMS),
-            "verl": Recording.open(VERL),
+            "gpus": opened(OTHER_HOST),
+            "streams": opened(QWEN),  # with the time on the GPUs' own streams
+            "verl": opened(VERL),
             "loop": Recording.open(folder / "loop"),
-            "plain": run_traced(folder, PLAIN).recording,
+            "plain": run_traced(folder, PLAIN, imported="torch").recording,
             "killed": killed(folder / "killed"),
         }
 
@@ -166,7 +167,7 @@ def test_owners_at_the_phases_peak(recorded: dict[str, Recording]) -> None:
     Of each GPU that is not as another one: a row an owner that held something, a column a phase, in GiB; the last row
     is all that is used.
     """
-    devices = summarize(recorded["streams"]).memory
+    devices = summary_of(recorded["streams"]).memory
     lines = screen(recorded["streams"], 160, whole=True)
     assert len(devices) == 4
     drawn = [device for device in devices if not any(is_alike(device, one) for one in devices[: devices.index(device)])]
@@ -395,7 +396,7 @@ def test_hooks_by_kind(tmp_path: Path) -> None:
 
 def test_alike_devices_share_tables() -> None:
     """Devices whose rows are within 1 % of each other have one pair of tables; of the others the screen says so."""
-    lines = screen(Recording.open(VERL), whole=True)
+    lines = screen(opened(VERL), whole=True)
     assert [line for line in lines if line.startswith("Memory of rank ") and " by phase" in line] == [
         "Memory of rank 0 by phase, each at its peak, GiB"
     ]
@@ -407,14 +408,13 @@ def test_first_screen_promises(recorded: dict[str, Recording], tmp_path: Path) -
     empty = Written(tmp_path / "empty").read()
     open_step = Written(tmp_path / "open").process("p", span("step", 0, None), span("reward", 1, None), role="driver")
     idle = Written(tmp_path / "idle").process("p", span("step", 0, 1), span("step", 1, 2), role="driver", ended_s=2)
-    shipped = sorted((Path(__file__).parents[2] / "examples" / "recordings").glob("*.zip"))
     learned = [span("autograd.backward", 0, 1), span("optimizer.step", 1, 2, number=1, models=[])]
     hook = {"slot": 1, "instrumentation": "torch_optim", "target": "torch:step", "state": "installed", "fires": 1}
     hook |= {"emits": ["autograd.backward", "optimizer.step"], "reason": None}
     any_loop = Written(tmp_path / "loop").process("p", *learned, hooks=(hook,), ended_s=2).read()
-    runs = [*recorded.values(), empty, open_step.read(), idle.read(), any_loop, *map(Recording.open, shipped)]
+    runs = [*recorded.values(), empty, open_step.read(), idle.read(), any_loop]
     promised = set()
-    for summary in map(summarize, runs):
+    for summary in map(summary_of, runs):
         for section in tables.SECTIONS:
             if section.name:
                 drawn = bool(list(section.draw(summary, whole=True)))
@@ -441,7 +441,7 @@ def test_script_shows_its_spans(
     recorded: dict[str, Recording],
 ) -> None:
     """A script without phases shows its spans and those of hooks on the first screen."""
-    found = summarize(recorded["plain"])
+    found = summary_of(recorded["plain"])
     own, of_hooks = ({span.name: span.count for span in spans} for spans in (found.own_spans, found.hook_spans))
     assert own == {"tool.call": 3, "ask": 3}
     assert of_hooks.items() >= {"model.forward": 3, "model.load_weights": 3}.items()
@@ -592,7 +592,7 @@ def test_phases_keep_seconds_and_share(recorded: dict[str, Recording], width: in
     table = screen(recorded["gpus"], width)
     at = next(number for number, line in enumerate(table) if line.startswith("phase "))
     rows = {line.split()[0]: line.split() for line in table[at : table.index("", at)]}
-    summary = summarize(recorded["gpus"])
+    summary = summary_of(recorded["gpus"])
     assert summary.steady is not None
     phases = summary.steady.lanes[1].phases
     for phase in (name for name in phases if "." in name and phases[name].share >= SLIGHT):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from planted_runs import PlantedRun
 from playwright.sync_api import Page as BrowserPage
 from recording_file import SECOND, RecordingFile
@@ -27,6 +27,7 @@ from rltrace_exporters.report.ticks import ticks
 from rltrace_exporters.report.values import RunValues, read
 from rltrace_exporters.report.writing import Report, written
 from screenshot import browser_page, chromium
+from shipped import VERL, opened
 
 from rltrace.analysis import figures
 from rltrace.analysis.allocations import allocation_timelines
@@ -35,9 +36,6 @@ from rltrace.read import cache
 from rltrace.read.recording import Recording
 from rltrace.record.manifest import started_ticks
 
-ROOT = Path(__file__).parents[2]
-OWN = ROOT / "examples" / "recordings" / "qwen3_8b_4gpu.zip"
-VERL = OWN.with_name("verl_8b_4gpu.zip")
 pytestmark = pytest.mark.usefixtures("one_browser")
 needs_browser = pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
 
@@ -59,7 +57,7 @@ def missing(values: RunValues) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def verl() -> RunValues:
-    return of(VERL)
+    return read(opened(VERL))
 
 
 @pytest.fixture(scope="module")
@@ -537,21 +535,20 @@ def test_print_shows_everything(file: Path) -> None:
 # ---- the command ------------------------------------------------------------------------------------------------
 
 
-def call(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rltrace", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+def call(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
 
 
-def test_command_writes_and_does_not_overwrite(tmp_path: Path) -> None:
+def test_command_writes_and_does_not_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command writes a file named for the run, and overwrites none unasked."""
+    monkeypatch.chdir(tmp_path)
     two_ranks(tmp_path / "run")
-    done = call(tmp_path, "report", "run")
-    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, "-m", "rltrace", "report", "run"], check=True, capture_output=True)
     assert (tmp_path / "run.report.html").read_text().startswith("<!DOCTYPE html>")
-    assert call(tmp_path, "export", "run", "--to", "memory").returncode == 0, "its file is another one"
-    again = call(tmp_path, "report", "run")
-    assert again.returncode == 7 and "--force" in again.stderr and len(again.stderr.splitlines()) == 1
-    assert call(tmp_path, "report", "run", "--force", "--share", "--steps", "1").returncode == 0
+    assert call("export", "run", "--to", "memory").exit_code == 0, "its file is another one"
+    again = call("report", "run")
+    assert again.exit_code == 7 and "--force" in again.stderr and len(again.stderr.splitlines()) == 1
+    assert call("report", "run", "--force", "--share", "--steps", "1").exit_code == 0
 
 
 def three_steps(path: Path) -> RecordingFile:
@@ -610,15 +607,16 @@ def test_large_page_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(made) == 5, "another release writes another page"
 
 
-def test_diff_writes_a_page(tmp_path: Path) -> None:
+def test_diff_writes_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`diff -o` writes a page of both runs, which is for people and not for programs."""
+    monkeypatch.chdir(tmp_path)
     two_ranks(tmp_path / "a")
     two_ranks(tmp_path / "b")
-    done = call(tmp_path, "diff", "a", "b", "-o", "page.html")
-    assert done.returncode == 0, done.stderr
+    done = call("diff", "a", "b", "-o", "page.html")
+    assert done.exit_code == 0, done.stderr
     assert "What changed" in (tmp_path / "page.html").read_text()
-    assert call(tmp_path, "diff", "a", "b", "-o", "other.html", "--json").returncode == 2
-    assert call(tmp_path, "diff", "a", "b", "--share").returncode == 2
+    assert call("diff", "a", "b", "-o", "other.html", "--json").exit_code == 2
+    assert call("diff", "a", "b", "--share").exit_code == 2
 
 
 def test_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,16 +13,18 @@ from typing import Any
 import msgspec
 import nbformat
 import pytest
+from click.testing import CliRunner
 from nbclient import NotebookClient
 from recordings import Written, span
 from screenshot import browser_page, chromium
+from shipped import VERL, opened
 
 import rltrace
+from rltrace.cli import main
 from rltrace.frames.tables import Tables
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "notebook.ipynb"
-VERL = EXAMPLES / "recordings" / "verl_8b_4gpu.zip"
 
 MOST_BYTES = 100_000
 """Of a cell: a notebook that is saved keeps each."""
@@ -32,7 +34,7 @@ HOSTILE = "</style><script>alert(1)</script><img src=x onerror=alert(1)>"
 
 @pytest.fixture(scope="module")
 def verl() -> Tables:
-    return rltrace.open(VERL)
+    return Tables(opened(VERL))
 
 
 def called_without(package: str, code: str, *arguments: Path) -> str:
@@ -59,7 +61,7 @@ class Tags(HTMLParser):
 # ---- the example ------------------------------------------------------------------------------------------------
 
 
-def test_the_example_runs() -> None:
+def test_the_example_runs(verl: Tables) -> None:
     """The notebook that ships runs in a real kernel, and each of its cells shows what its text says."""
     book = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(book, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(EXAMPLES)}}).execute()
@@ -67,7 +69,7 @@ def test_the_example_runs() -> None:
     assert [len(outputs) for outputs in shown] == [0, 1, 1, 1, 1, 1]
     picture, said, *frames = (outputs[0] for outputs in shown[1:])
     assert "<svg" in picture.data["text/html"] and "rank 3" in picture.data["text/html"]
-    assert rltrace.open(VERL).findings()[0].title in said.text
+    assert verl.findings()[0].title in said.text
     phases, updates, synced = (frame.data["text/plain"] for frame in frames)
     assert "actor.update" in phases and "weight_sync" in phases
     assert re.search(r"(?m)^\d+ +\d+ +\d+\.\d+$", updates)
@@ -88,8 +90,7 @@ def test_the_example_has_no_output() -> None:
 def test_findings_are_those_of_why(chosen: dict[str, str]) -> None:
     """`findings` has the values that `rltrace why --json` prints, of a part of a run too."""
     words = [word for name, value in chosen.items() for word in (f"--{name}", value)]
-    command = [sys.executable, "-c", "from rltrace.cli import main; main()", "why", str(VERL), "--json", *words]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    done = CliRunner().invoke(main, ["why", str(VERL), "--json", *words])
     found: Any = rltrace.open(VERL, **chosen).findings()
     assert msgspec.to_builtins(found) == json.loads(done.stdout)["findings"] != []
 
@@ -115,7 +116,8 @@ def test_names_are_escaped(tmp_path: Path, package: str | None) -> None:
         "one", *(span("step", at, at + 10, step=at) for at in (0, 10, 20)),
         *(span(HOSTILE, at, at + 5, phase=True) for at in (0, 10, 20)), role="worker", rank=0,
     )  # fmt: skip
-    cell = called_without(package or "nothing", "print(run._repr_html_())", folder)
+    asked = "print(run._repr_html_())"
+    cell = called_without(package, asked, folder) if package else rltrace.open(folder)._repr_html_()
     assert not {"img", "script", "onerror"} & {*Tags(cell).found}
     assert "&lt;img src=y" in cell and ("&lt;script&gt;" in cell or package)
 
@@ -158,14 +160,14 @@ def test_the_cell_styles_itself_only(verl: Tables, tmp_path: Path) -> None:
 # ---- with the core only -----------------------------------------------------------------------------------------
 
 
-def test_without_jinja2_findings_are_shown() -> None:
+def test_without_jinja2_findings_are_shown(verl: Tables) -> None:
     """Without what draws the picture, a cell lists the findings, and says which extra draws it."""
     cell = called_without("jinja2", "print(run._repr_html_())", VERL)
     assert "needs jinja2, which is not installed here: pip install &#x27;jinja2&gt;=" in cell and "[report]" in cell
-    assert cell.count("<li>") == len(rltrace.open(VERL).findings())
+    assert cell.count("<li>") == len(verl.findings())
 
 
-def test_without_arrow_tables_name_the_extra() -> None:
+def test_without_arrow_tables_name_the_extra(verl: Tables) -> None:
     """Without Arrow a Recording opens, shows its picture and its findings; a table says which extra it needs."""
     code = """
 from rltrace.errors import MissingExtraError
@@ -177,5 +179,5 @@ for ask in (run.phases, run.spans, lambda: run.sql("select 1")):
         print(error)
 """
     lines = called_without("pyarrow", code, VERL).splitlines()
-    assert lines[0] == f"{len(rltrace.open(VERL).findings())} True"
+    assert lines[0] == f"{len(verl.findings())} True"
     assert len(lines) == 4 and all("'pyarrow>=" in line and "[sql]" in line for line in lines[1:])
