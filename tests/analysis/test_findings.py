@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from planted_runs import CLOSE, TWO_PERCENT, PlantedRun, has_price, planted
 from recordings import Written, sample, span
+from shipped import QWEN, RECORDINGS, VERL, why_of
 
 from rltrace import plugins
 from rltrace.analysis import findings
@@ -20,10 +21,8 @@ from rltrace.analysis.findings import notable, why
 from rltrace.analysis.findings.amounts import as_text, between_as_text, counted
 from rltrace.analysis.findings.finding import Finding, confidence_of, interval_of
 from rltrace.analysis.summary import analyse
-from rltrace.read.recording import Recording
 from rltrace.read.selection import seconds
 
-RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
 # ---------------------------------------------------------------- a rank
 
 
@@ -519,7 +518,7 @@ def test_ranges_have_one_unit() -> None:
 
 def test_shipped_recording_of_verl() -> None:
     """What people read out of verl's run by hand is said unaided, with the figures of docs/measurements/verl_8b.md."""
-    found = {one.id: one for one in why(analyse(Recording.open(RECORDINGS / "verl_8b_4gpu.zip"))).findings}
+    found = {one.id: one for one in why_of(VERL).findings}
     assert found["wide_weights"].title == "Each rank sends 30.5 GiB of weights where the engine holds 15.4 GiB"
     assert found["garbage_collection"].share == pytest.approx(0.011, abs=0.0005)
     assert found["offloaded_layers"].evidence.figures["crossings"] == 8
@@ -527,9 +526,7 @@ def test_shipped_recording_of_verl() -> None:
     assert found["first_step"].title.endswith("24.8 s of them idle before rollout.generate")
     assert "ray.deserialize" in " ".join(found["first_step"].evidence.facts)
     assert "400 gathers for 399 tensors" in found["one_by_one"].evidence.facts[0]
-    slow = [
-        one for one in why(analyse(Recording.open(RECORDINGS / "verl_8b_4gpu.zip"))).findings if one.id == "slow_rank"
-    ]
+    slow = [one for one in why_of(VERL).findings if one.id == "slow_rank"]
     assert {tuple(one.evidence.phases) for one in slow} == {("rollout.generate",), ("ref.log_prob",)}
     changes = " ".join(setting.change for one in slow for setting in one.settings)
     assert "balance_batch" not in changes and "tokens" not in changes, "verl has evened them out"
@@ -537,7 +534,7 @@ def test_shipped_recording_of_verl() -> None:
 
 def test_shipped_recording_of_the_reference_run() -> None:
     """What docs/measurements/8b.md says of the slow host is said unaided: its step waits for the workers' Python."""
-    judged = why(analyse(Recording.open(RECORDINGS / "qwen3_8b_4gpu.zip")))
+    judged = why_of(QWEN)
     (finding,) = [one for one in judged.findings if one.id == "launch_bound"]
     assert finding.evidence.phases == ["actor.update", "actor.old_log_prob", "ref.log_prob"]
     assert finding.seconds_per_step == pytest.approx(1.38, abs=0.01)

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from recordings import two_ranks, two_workers
 from same_seen import same_seen
+from shipped import SHIPPED, opened
 from written_segments import damaged, process_of_segments, segments
 
 from rltrace.read import native
 from rltrace.read.recording import Recording
-
-SHIPPED = sorted((Path(__file__).parents[2] / "examples" / "recordings").glob("*.zip"))
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -28,7 +27,7 @@ def test_whatever_was_written(contents: list[bytes]) -> None:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_recordings(path: Path) -> None:
-    same_seen(Recording.open(path))
+    same_seen(opened(path))
 
 
 def test_made_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
+import shipped
 
-from rltrace.analysis.figures import figures
 from rltrace.analysis.plan import engine, overrides, settings_reference, settings_verl
 from rltrace.analysis.plan.allocator import CachingAllocator
 from rltrace.analysis.plan.beside import Beside, beside
@@ -23,9 +23,7 @@ from rltrace.analysis.plan.trainer import Trainer
 from rltrace.analysis.plan.training import Walk, walk
 from rltrace.analysis.summary import Summary
 from rltrace.errors import ConfigError
-from rltrace.read.recording import Recording
 
-RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
 MEBIBYTE = 1 << 20
 QWEN3_8B = ModelShape(
     vocab_size=151936,
@@ -129,11 +127,10 @@ def test_expandable_segment_grows_at_its_end() -> None:
     assert apart.reserved_bytes == 120 * MEBIBYTE
 
 
-@cache
 def summary_of(name: str) -> tuple[dict[str, Any], Summary]:
     """Return the manifest and the figures of a shipped Recording."""
-    recording = Recording.open(RECORDINGS / name)
-    return recording.manifest, figures(recording).summary
+    file = shipped.RECORDINGS / name
+    return shipped.opened(file).manifest, shipped.summary_of(file)
 
 
 def settings_of(name: str, card: str) -> Settings:

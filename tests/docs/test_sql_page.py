@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -15,12 +16,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from documents import ROOT, blocks
+from shipped import QWEN, VERL, opened
 
 from rltrace.cli import main
+from rltrace.frames.tables import Tables
 
 PAGE = ROOT / "docs" / "sql.md"
-RECORDINGS = ROOT / "examples" / "recordings"
-QWEN, VERL = RECORDINGS / "qwen3_8b_4gpu.zip", RECORDINGS / "verl_8b_4gpu.zip"
 
 Json = dict[str, Any]
 Rows = list[Json]
@@ -37,10 +38,18 @@ def test_page_is_up_to_date() -> None:
     assert len(columns) > 150
 
 
-def printed(*words: object) -> Any:
-    done = CliRunner().invoke(main, [str(word) for word in words], prog_name="rltrace")
+@cache
+def summary_of(run: Path) -> Json:
+    """What `summary --json` prints."""
+    done = CliRunner().invoke(main, ["summary", str(run), "--json"], prog_name="rltrace")
     assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
+    summary: Json = json.loads(done.stdout)
+    return summary
+
+
+@cache
+def tables_of(run: Path) -> Tables:
+    return Tables(opened(run))
 
 
 def steady(summary: Json, section: str = "steps") -> Rows:
@@ -213,8 +222,8 @@ def test_fifteen_questions() -> None:
 def test_answers_are_those_of_the_summary(question: str) -> None:
     """SQL and `summary --json` say the same of a Recording that ships."""
     answer, run = ANSWERS[question]
-    found = printed("sql", run, questions()[question], "--format", "json")
-    expected = answer(printed("summary", run, "--json"))
+    found = tables_of(run).sql(questions()[question]).to_pylist()
+    expected = answer(summary_of(run))
     assert found and _ordered(found) == [_nearly(row) for row in _ordered(expected)]
 
 

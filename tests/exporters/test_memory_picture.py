@@ -4,42 +4,53 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
+import shutil
 import sys
+from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 from matplotlib.image import imread
 from matplotlib.legend import Legend
 from msgspec.structs import replace
 from recording_file import SECOND, RecordingFile
 from rltrace_exporters import memory_image
 from rltrace_exporters.memory import Memory
-from rltrace_exporters.memory_picture import _note, picture
+from rltrace_exporters.memory_picture import Picture, _note, picture
 from rltrace_exporters.perfetto import Perfetto
 from rltrace_exporters.timeline_colors import slice_color
 from screenshot import browser_page, chromium, show, visible
+from shipped import QWEN, VERL, opened, summary_of
 
-from rltrace.analysis import summarize
 from rltrace.analysis.memory import AllocatedPeak
+from rltrace.cli import main
 from rltrace.errors import MissingExtraError, OutputError
 from rltrace.events import OWNER_COLORS, OWNERS
 from rltrace.read import perfetto_ui
 from rltrace.read.recording import Recording
 
-ROOT = Path(__file__).parents[2]
-RECORDING = ROOT / "examples" / "recordings" / "qwen3_8b_4gpu.zip"
-VERL = RECORDING.with_name("verl_8b_4gpu.zip")
+
+@cache
+def shipped(file: Path) -> Picture:
+    """The picture of a shipped Recording."""
+    return picture(opened(file))
 
 
-def drawn_as(suffix: str, folder: Path, recording: Path = RECORDING) -> Path:
-    file = folder / f"memory{suffix}"
-    with file.open("wb") as out:
-        Memory().for_file(file.name).write(Recording.open(recording), out)
-    return file
+def drawn_as(suffix: str, recording: Recording) -> bytes:
+    """The file of a picture."""
+    out = BytesIO()
+    Memory().for_file(f"memory{suffix}").write(recording, out)
+    return out.getvalue()
+
+
+@cache
+def shipped_as(suffix: str) -> bytes:
+    """The file of the picture of a shipped Recording."""
+    return drawn_as(suffix, opened(QWEN))
 
 
 def test_every_owner_has_a_colour_of_its_own() -> None:
@@ -50,9 +61,8 @@ def test_every_owner_has_a_colour_of_its_own() -> None:
 
 def test_layers_add_up_to_what_the_summary_says() -> None:
     """Of the device that is drawn of four that are alike: the fullest."""
-    recording = Recording.open(RECORDING)
-    (device,) = picture(recording).devices
-    memory = max(summarize(recording).memory, key=lambda one: one.steps[-1].used_bytes)
+    (device,) = shipped(QWEN).devices
+    memory = max(summary_of(QWEN).memory, key=lambda one: one.steps[-1].used_bytes)
     assert device.name == f"{memory.lane} · {memory.device}, the fullest of 4 that are alike"
     assert (device.unit, device.moments) == ("GiB", f"step {memory.steps[-1].step}")
     assert device.used.max() * 2**30 == pytest.approx(memory.steps[-1].used_bytes)
@@ -66,10 +76,10 @@ def test_layers_add_up_to_what_the_summary_says() -> None:
     assert (device.seconds[1:] >= device.seconds[:-1]).all()
 
 
-@pytest.mark.parametrize("recording", [RECORDING, VERL])
+@pytest.mark.parametrize("recording", [QWEN, VERL])
 def test_the_bar_of_an_update_has_its_gradients(recording: Path) -> None:
     """It shows when most was allocated: at its end nothing is but caches, which are more in all."""
-    (device,) = picture(Recording.open(recording)).devices
+    (device,) = shipped(recording).devices
     bars = {layer.owner: dict(zip(device.phases, layer.bars, strict=True)) for layer in device.layers}
     assert bars["actor.grads"]["actor.update"] > 7
     top = dict(zip(device.phases, device.tops, strict=True))["actor.update"]
@@ -79,7 +89,7 @@ def test_the_bar_of_an_update_has_its_gradients(recording: Path) -> None:
 
 def test_similar_devices_form_a_band() -> None:
     """Devices that are alike are drawn as a band, from the least to the most that they have."""
-    (device,) = picture(Recording.open(VERL)).devices
+    (device,) = shipped(VERL).devices
     assert device.others is not None
     least, most = device.others
     assert (least <= most).all() and least.shape == device.seconds.shape == device.used.shape
@@ -87,10 +97,10 @@ def test_similar_devices_form_a_band() -> None:
 
 
 def test_what_a_card_has_is_a_line(tmp_path: Path) -> None:
-    (device,) = picture(Recording.open(RECORDING)).devices
+    (device,) = shipped(QWEN).devices
     assert device.capacity == pytest.approx(140.4, abs=0.1)
     assert device.height > device.top == device.capacity
-    svg = drawn_as(".svg", tmp_path).read_text()
+    svg = shipped_as(".svg").decode()
     assert svg.count('id="capacity"') == 2 and "on_a_cpu" not in svg
     written, _ = written_with_part(tmp_path / "cpu")
     assert picture(Recording.open(written.path)).devices[0].capacity is None, "nobody said what was free"
@@ -162,7 +172,7 @@ def test_failed_step_is_drawn_last(tmp_path: Path, is_raised: bool) -> None:
 
 
 def test_nothing_of_a_picture_is_cut_off() -> None:
-    figure = memory_image.figure_of(picture(Recording.open(RECORDING)))
+    figure = memory_image.figure_of(shipped(QWEN))
     figure.draw_without_rendering()
     (words,) = figure.axes[2::3]
     for legend in words.get_children():
@@ -176,11 +186,10 @@ def test_picture_is_named_after_opened_path(tmp_path: Path) -> None:
 
     The folder inside an archive may be called anything.
     """
-    with ZipFile(VERL) as packed:
-        assert packed.namelist()[0].startswith("recording/")
-        packed.extractall(tmp_path)
-    assert picture(Recording.open(VERL)).title == "Who holds every byte · verl_8b_4gpu"
-    (tmp_path / "recording").rename(tmp_path / "of verl")
+    folder = written_ranks(tmp_path / "recording", [500]).path
+    archive = shutil.make_archive(str(tmp_path / "sent by mail"), "zip", tmp_path, folder.name)
+    assert picture(Recording.open(archive)).title == "Who holds every byte · sent by mail"
+    folder.rename(tmp_path / "of verl")
     assert picture(Recording.open(tmp_path / "of verl")).title == "Who holds every byte · of verl"
 
 
@@ -204,7 +213,7 @@ def test_overlapping_engines_share_a_band(tmp_path: Path) -> None:
 
 def test_verl_device_has_phases_of_both() -> None:
     """A device of verl has the phases of its server and those of its worker."""
-    bands = picture(Recording.open(VERL)).devices[0].bands
+    bands = shipped(VERL).devices[0].bands
     (generate,) = [band for band in bands if band.name == "rollout.generate"]
     assert generate.end - generate.start == pytest.approx(2.38, abs=0.01)
     assert [band.name for band in bands][:3] == ["rollout.generate", "rollout.sleep", "actor.old_log_prob"]
@@ -311,7 +320,7 @@ def test_partly_kept_step_uses_boundaries(tmp_path: Path) -> None:
 
 def test_unknown_rows_are_named() -> None:
     """Unknown rows are named, whether or not the total is known."""
-    known = summarize(Recording.open(RECORDING)).memory[0]
+    known = summary_of(QWEN).memory[0]
     assert "not drawn" not in _note(known)
     refused = replace(known, unknown={"cuda.context": "NVML: No Permission", "nccl": "NVML: No Permission"})
     assert _note(refused) == f"{_note(known)}; unknown here, so not drawn: cuda.context, nccl"
@@ -320,7 +329,7 @@ def test_unknown_rows_are_named() -> None:
 
 def test_caption_has_torchs_peak() -> None:
     """The caption says what torch counted between the samples."""
-    known = summarize(Recording.open(RECORDING)).memory[0]
+    known = summary_of(QWEN).memory[0]
     assert "torch" not in _note(known), "nobody counted then"
     size_bytes = 3 << 29
     peak = AllocatedPeak(
@@ -335,9 +344,10 @@ def test_caption_has_torchs_peak() -> None:
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
 def test_html_shows_bytes_at_pointer(tmp_path: Path) -> None:
     """The HTML shows the bytes at the pointer, and an owner alone that is clicked, without the internet."""
-    file = drawn_as(".html", tmp_path)
+    file = tmp_path / "memory.html"
+    file.write_bytes(shipped_as(".html"))
     assert file.stat().st_size < 300_000
-    (device,) = picture(Recording.open(RECORDING)).devices
+    (device,) = shipped(QWEN).devices
     with browser_page(1320, 1100) as page:
         asked: list[str] = []
         errors: list[Any] = []
@@ -378,7 +388,7 @@ SAID = """Object.fromEntries([['title', said.firstChild.textContent],
 def test_a_phase_has_the_colour_of_the_timeline(tmp_path: Path) -> None:
     """As Perfetto's UI draws it."""
     file = tmp_path / "trace.pftrace"
-    recording = Recording.open(VERL)
+    recording = opened(VERL)
     with file.open("wb") as out:
         Perfetto().write(recording, out)
     server = perfetto_ui.serve(
@@ -395,13 +405,13 @@ def test_a_phase_has_the_colour_of_the_timeline(tmp_path: Path) -> None:
     assert {name: slice_color(name) for name in names if slice_color(name) not in found} == {}
 
 
-def test_the_svg_and_the_png_are_pictures(tmp_path: Path) -> None:
-    svg = drawn_as(".svg", tmp_path).read_text()
+def test_the_svg_and_the_png_are_pictures() -> None:
+    svg = shipped_as(".svg").decode()
     assert svg.count(OWNER_COLORS["rollout.kv_cache"]) >= 5, "an area, bars and a legend"
     assert (
         "http" not in re.sub(r'(xmlns|xlink|rdf|dc|cc)[:\w]*="[^"]*"|<!DOCTYPE[^>]*>', "", svg).partition("<defs>")[2]
     )
-    assert drawn_as(".png", tmp_path).read_bytes().startswith(b"\x89PNG\r\n")
+    assert shipped_as(".png").startswith(b"\x89PNG\r\n")
 
 
 @pytest.mark.parametrize("moments", ["step 1, every allocation", "step 1234, every allocation from 1234.1 to 2345.6 s"])
@@ -418,34 +428,22 @@ def test_long_titles_do_not_overlap(tmp_path: Path, moments: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
-def test_pictures_are_reproducible(tmp_path: Path, suffix: str) -> None:
+def test_pictures_are_reproducible(suffix: str) -> None:
     """The same Recording gives the same picture, byte for byte."""
-    first = drawn_as(suffix, tmp_path).read_bytes()
-    again = drawn_as(suffix, tmp_path).read_bytes()
-    assert first == again
+    assert drawn_as(suffix, opened(QWEN)) == shipped_as(suffix)
 
 
 def test_suffix_chooses_the_format(tmp_path: Path) -> None:
     """The suffix of the file chooses the format, and an unknown suffix is refused in one line."""
+    run = written_ranks(tmp_path / "run", [500]).path
 
-    def export(name: str) -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable,
-            "-c",
-            "from rltrace.cli import main; main()",
-            "export",
-            str(RECORDING),
-            "--to",
-            "memory",
-            "-o",
-            name,
-        ]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    def export(name: str) -> Result:
+        return CliRunner().invoke(main, ["export", str(run), "--to", "memory", "-o", str(tmp_path / name)])
 
-    assert export("memory.svg").returncode == 0
+    assert export("memory.svg").exit_code == 0
     assert (tmp_path / "memory.svg").read_text().startswith("<?xml")
     refused = export("memory.gif")
-    assert refused.returncode != 0
+    assert refused.exit_code != 0
     assert refused.stderr.strip().endswith("a picture of memory is a file of .html, .svg, .png; name one with -o")
     assert len(refused.stderr.strip().splitlines()) == 1
 
@@ -463,7 +461,8 @@ def test_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         if not module.endswith("picture"):
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, library, None)
+    recording = Recording.open(written_ranks(tmp_path / "run", [500]).path)
     with pytest.raises(
         MissingExtraError, match=rf"needs {library}.*, which is not installed here: pip install .*\[pictures\]"
     ):
-        drawn_as(suffix, tmp_path)
+        drawn_as(suffix, recording)

@@ -15,6 +15,7 @@ from recordings import Written, span
 from rltrace_exporters.otlp.calls import MOST_ALIKE, Call, Tree
 from rltrace_exporters.otlp.endpoint import set_up, shown
 from rltrace_exporters.otlp.exporter import Otlp
+from shipped import QWEN, VERL, opened
 
 import rltrace
 from rltrace.analysis.clocks import TimeLine
@@ -24,7 +25,6 @@ from rltrace.events import AGENT_REQUEST, REQUEST, SERVER_REQUEST, STEP, TRAJECT
 from rltrace.read.recording import Recording
 from rltrace.read.selection import Selection, numbers
 
-SHIPPED = Path(__file__).parents[2] / "examples" / "recordings"
 SERVERS = {"grpc": grpc_collector, "http/protobuf": http_collector}
 CLEARED = ("ENDPOINT", "PROTOCOL", "HEADERS", "TIMEOUT")
 
@@ -66,15 +66,12 @@ def sent(recording: Recording, protocol: str = "grpc") -> Sent:
         return Sent(recording, collector, Otlp().send(recording, collector.url))
 
 
-QWEN3, VERL = "qwen3_8b_4gpu", "verl_8b_4gpu"
-
-
 @functools.cache
-def _shipped(name: str) -> Sent:
-    return sent(Recording.open(SHIPPED / f"{name}.zip"))
+def _shipped(file: Path) -> Sent:
+    return sent(opened(file))
 
 
-@pytest.fixture(params=[QWEN3, VERL])
+@pytest.fixture(params=[QWEN, VERL], ids=lambda file: file.stem)
 def shipped(request: pytest.FixtureRequest) -> Sent:
     return _shipped(request.param)
 
@@ -166,7 +163,7 @@ def test_every_call_is_sent_or_counted(shipped: Sent) -> None:
 
 def test_a_second_export_sends_the_same() -> None:
     """Over another protocol too, and a chosen step is the same trace with the same spans: backends keep one of each."""
-    first = _shipped(QWEN3)
+    first = _shipped(QWEN)
     again = sent(first.recording, "http/protobuf")
     assert sorted(again.spans, key=_key) == sorted(first.spans, key=_key)
     chosen = sent(selected(first.recording, Selection(steps=numbers("2"))))

@@ -10,12 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 from recordings import two_ranks
 from rltrace_exporters import parquet
+from shipped import QWEN, opened
 
-import rltrace
 from rltrace.cli import main
 from rltrace.frames.schema import TABLES
-
-QWEN = Path(__file__).parents[2] / "examples" / "recordings" / "qwen3_8b_4gpu.zip"
+from rltrace.frames.tables import Tables
 
 
 def export(run: Path, *words: object) -> Result:
@@ -33,10 +32,10 @@ def test_files_are_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     out = tmp_path / "qwen.parquet"
     assert export(QWEN, "-o", out).exit_code == 0
     assert {file.name for file in out.iterdir()} == {f"{name}.parquet" for name in TABLES}
-    tables = rltrace.open(QWEN)
+    tables = Tables(opened(QWEN))
     for name in TABLES:
         found = pyarrow.parquet.read_table(out / f"{name}.parquet")
-        assert found.to_pydict() == tables.table(name).to_pydict()
+        assert found.equals(tables.table(name).cast(found.schema)), name
         assert not any(pa.types.is_dictionary(field.type) for field in found.schema)
     assert pyarrow.parquet.ParquetFile(out / "spans.parquet").num_row_groups > 2
 

@@ -32,8 +32,8 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 from recordings import Written, sample, span
 from rltrace_exporters.prometheus import Prometheus
 from rltrace_exporters.prometheus_scrapes import Scrapes
+from shipped import VERL, opened, summary_of
 
-from rltrace.analysis import summarize
 from rltrace.analysis.metrics import MOST_NAMES, OTHERS
 from rltrace.analysis.summary import Summary
 from rltrace.errors import ViewError
@@ -44,7 +44,6 @@ from rltrace.read.token_file import token_in
 from rltrace.record.manifest import started_ticks
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = ROOT / "examples" / "recordings" / "verl_8b_4gpu.zip"
 
 with_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="needs Prometheus: apt-get install prometheus"
@@ -188,7 +187,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     program.stdin.flush()
     program.stdout.readline()
     (folder / "of_live").mkdir()
-    views = {"shipped": view(SHIPPED, folder / "shipped"), "live": view(live, folder / "of_live")}
+    views = {"shipped": view(VERL, folder / "shipped"), "live": view(live, folder / "of_live")}
     ask = Asked(folder, views)
     yield Scraped(views, program, ask)
     for process in (ask.process, program, *(one.process for one in views.values())):
@@ -199,12 +198,12 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
 @pytest.fixture(scope="module")
 def shipped() -> str:
     """The shipped Recording as a file."""
-    return write(Recording.open(SHIPPED))
+    return write(opened(VERL))
 
 
 @pytest.fixture(scope="module")
 def summary() -> Summary:
-    return summarize(Recording.open(SHIPPED))
+    return summary_of(VERL)
 
 
 @with_prometheus

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from same_columns import _said, decoded_natively
+from shipped import SHIPPED, opened
 from written_segments import process_of_segments, segments
 
 from rltrace.analysis.selected import selected
 from rltrace.events import Counter, Span
 from rltrace.read import columns
-from rltrace.read.recording import Process, Recording
+from rltrace.read.recording import Process
 from rltrace.read.selection import Seconds, Selection, numbers
 from rltrace.read.window import Cut
 
-SHIPPED = sorted((Path(__file__).parents[2] / "examples" / "recordings").iterdir())
 ways = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -56,7 +56,7 @@ def same_part(process: Process) -> None:
     ids=str,
 )
 def test_parts_of_shipped_recordings(file: Path, selection: Selection, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = selected(Recording.open(file), selection)
+    part = selected(opened(file), selection)
     assert part.processes
     for process in part.processes:
         same_part(process)

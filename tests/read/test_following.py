@@ -17,6 +17,7 @@ import msgpack
 import pytest
 import recordings
 from scale.made_recording import Wanted, make
+from shipped import RECORDINGS, opened
 
 import rltrace
 from rltrace.events import Counter, Span
@@ -27,9 +28,6 @@ from rltrace.read.following import Follower, News
 from rltrace.read.recording import Process, Recording
 from rltrace.record import manifest
 from rltrace.run.collection import bring_together
-
-EXAMPLES = Path(__file__).parents[2] / "examples" / "recordings"
-
 
 # ---------------------------------------------------------------- a Recording that is written again, piece by piece
 
@@ -120,7 +118,7 @@ class Followed:
 
 def part_of(archive: str, many: int, folder: Path) -> Path:
     """Return a Recording of the processes of a shipped one that wrote most."""
-    whole = Recording.open(EXAMPLES / archive).folder
+    whole = opened(RECORDINGS / archive).folder
     by_segments = sorted((whole / "processes").iterdir(), key=lambda process: len([*process.glob("*.seg")]))
     for process in by_segments[-many:]:
         shutil.copytree(process, folder / "processes" / process.name)
