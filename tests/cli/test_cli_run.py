@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from recordings import Written
-from reference_runs import LAPTOP, QUICK, children, reaper_of, wait_until_gone, write_config
+from reference_runs import LAPTOP, TINY, children, reaper_of, wait_until_gone, write_config
 
 from rltrace.analysis import Summary, summarize
+from rltrace.cli import main
 from rltrace.cli.run import report
 from rltrace.errors import RunError
 from rltrace.read.recording import Process, Recording
@@ -45,8 +47,8 @@ def rltrace_(*words: str | Path, **options: object) -> subprocess.CompletedProce
 def test_wrong_config_is_refused_early(tmp_path: Path, changes: dict[str, object], said: str) -> None:
     """A wrong configuration is refused before anything is made."""
     file = write_config(tmp_path, **changes)
-    done = rltrace_("run", file, "--out", tmp_path / "run")
-    assert done.returncode == 2
+    done = CliRunner().invoke(main, ["run", str(file), "--out", str(tmp_path / "run")], prog_name="rltrace")
+    assert done.exit_code == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"rltrace: {file}: ")
@@ -124,7 +126,7 @@ def going_on(tmp_path: Path) -> Iterator[Callable[[int], tuple[subprocess.Popen[
 
     def start(ranks: int) -> tuple[subprocess.Popen[str], Path]:
         folder = tmp_path / "run"
-        config = write_config(tmp_path, ranks=ranks, steps=1000, **QUICK)
+        config = write_config(tmp_path, ranks=ranks, steps=1000, **TINY)
         command = [*RLTRACE, "run", str(config), "--out", str(folder)]
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(run)

@@ -11,7 +11,7 @@ from rltrace_reference.config import Config, RolloutConfig
 from rltrace_reference.rollout import Rollout
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config() -> Config:
     """The default model with few slots, so that requests wait."""
     return replace(Config(), rollout=RolloutConfig(n=4, max_tokens=6, slots=8, bucket_megabytes=0.02))
@@ -32,6 +32,15 @@ def weights(config: Config) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def rollout(config: Config) -> Iterator[Rollout]:
     """A real engine process."""
+    handle = Rollout(config, rank=0)
+    handle.start()
+    yield handle
+    handle.close()
+
+
+@pytest.fixture(scope="module")
+def lasting_rollout(config: Config) -> Iterator[Rollout]:
+    """A real engine process for all tests of a file that leave it as they found it, with any weights."""
     handle = Rollout(config, rank=0)
     handle.start()
     yield handle

@@ -20,6 +20,7 @@ from rltrace_reference.disk_reload import DiskReload
 from rltrace_reference.engine_group import Broadcast
 from rltrace_reference.rollout import Rollout
 from rltrace_reference.strategy import alternatives
+from safetensors.torch import save_file
 
 from rltrace.errors import RunError
 
@@ -33,8 +34,10 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_new_engine_holds_what_was_saved(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
-    """A new engine holds what was saved, and the old one is not missed."""
+def test_new_engine_holds_what_was_saved(
+    rollout: Rollout, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new engine holds what was saved, and the old one is not missed; a tensor that the disk changed is named."""
     before = rollout.process
     deaths: list[str] = []
     watch = threading.Thread(target=lambda: deaths.append(rollout.death()))
@@ -43,45 +46,34 @@ def test_new_engine_holds_what_was_saved(rollout: Rollout, weights: dict[str, to
         stats = reload.sync(weights.items())
         folder = Path(reload.folder)
         assert folder.is_dir()
+        assert stats.bytes == sum(weight.nbytes for weight in weights.values())
+        assert stats.tensors == len(weights)
+        assert rollout.checksums() == {name: checksum.of_tensors([weight])[0] for name, weight in weights.items()}
+        assert before.poll() == 0
+        monkeypatch.setattr(disk_reload, "save_file", save_one_wrong)
+        with pytest.raises(RunError, match=r"model\.norm\.weight did not arrive"):
+            reload.sync(weights.items())
     assert not folder.exists()
-    assert stats.bytes == sum(weight.nbytes for weight in weights.values())
-    assert stats.tensors == len(weights)
-    assert rollout.checksums() == {name: checksum.of_tensors([weight])[0] for name, weight in weights.items()}
-    assert before.poll() == 0
     assert deaths == []
     rollout.process.kill()
     watch.join()
     assert deaths == [f"engine of rank 0 (pid {rollout.process.pid}) died: killed by SIGKILL"]
 
 
-def test_changed_tensor_is_named(
+def save_one_wrong(tensors: dict[str, torch.Tensor], *place: Any, **options: Any) -> None:
+    wrong = tensors["model.norm.weight"].clone()
+    wrong[3] += 1
+    save_file(tensors | {"model.norm.weight": wrong}, *place, **options)
+
+
+def test_broadcast_reaches_the_engine(
     rollout: Rollout, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tensor that the disk changed is named."""
-    save = disk_reload.save_file
-
-    def save_one_wrong(tensors: dict[str, torch.Tensor], *place: Any, **options: Any) -> None:
-        tensors["model.norm.weight"] = tensors["model.norm.weight"].clone()
-        tensors["model.norm.weight"][3] += 1
-        save(tensors, *place, **options)
-
-    monkeypatch.setattr(disk_reload, "save_file", save_one_wrong)
-    with DiskReload(rollout) as reload, pytest.raises(RunError, match=r"model\.norm\.weight did not arrive"):
-        reload.sync(weights.items())
-
-
-def test_broadcast_reaches_the_engine(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
-    """What rank 0 broadcasts is in the engine, and the next broadcast too."""
+    """What rank 0 broadcasts is in the engine, and the next broadcast too; a tensor that one changed is named."""
     broadcast = Broadcast(rollout, "gloo")
     for sent in (weights, {name: 2 * weight for name, weight in weights.items()}):
         assert broadcast.sync(sent.items()).tensors == len(weights)
         assert rollout.checksums() == {name: checksum.of_tensors([weight])[0] for name, weight in sent.items()}
-
-
-def test_changed_broadcast_is_named(
-    rollout: Rollout, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tensor that the broadcast changed is named."""
     send = engine_group.Group.broadcast
 
     def send_one_wrong(group: engine_group.Group, tensor: torch.Tensor) -> None:
@@ -89,7 +81,7 @@ def test_changed_broadcast_is_named(
 
     monkeypatch.setattr(engine_group.Group, "broadcast", send_one_wrong)
     with pytest.raises(RunError, match=r"norm\.weight did not arrive"):
-        Broadcast(rollout, "gloo").sync(weights.items())
+        broadcast.sync(weights.items())
 
 
 @pytest.mark.run

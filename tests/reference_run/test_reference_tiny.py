@@ -1,19 +1,20 @@
 """One tiny run, asked for every operator and every allocation of a step: what it recorded, and what it leaves alone.
 
-A sweep makes it, and skips another one.
+A sweep makes it, and skips another one. The same without hooks then loses some weights.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from reference_runs import TINY, record, write_config
+from reference_runs import RLTRACE, TINY, write_config
 from rltrace_reference import sweep
 
 from rltrace import plugins
@@ -50,6 +51,24 @@ FIGURES = ("reward_mean", "tokens", "kl", "grad_norm", "logprob_abs_diff_max")
 MIB = 1 << 20
 LIMIT_MIB = 300
 STEPS = 3
+
+HOLD_ONE_BACK = f"""
+import sys
+import wrapt
+
+@wrapt.when_imported("rltrace_reference.weight_sync")
+def hold_one_back(module):
+    load = module.Receiver.load
+
+    def load_all_but_one(receiver, bucket):
+        stale = receiver.parameters["model.norm.weight"].clone()
+        load(receiver, bucket)
+        if ".{STEPS}." in bucket.key:  # of the step behind those that are compared
+            receiver.parameters["model.norm.weight"].copy_(stale)
+
+    module.Receiver.load = load_all_but_one
+"""
+"""The `sitecustomize` of every process of the run without hooks."""
 
 
 @pytest.fixture(scope="module")
@@ -114,18 +133,45 @@ def test_ended_runs_are_not_run_again(swept: Swept, capsys: pytest.CaptureFixtur
     assert "is another configuration than this one; name another folder" in capsys.readouterr().err
 
 
-def test_same_figures_without_hooks(tiny: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Bare(NamedTuple):
+    """The run without hooks."""
+
+    folder: Path
+    returncode: int
+    errors: str
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Bare:
+    """The same seed without hooks, for a step more, in which a tensor does not arrive."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "sitecustomize.py").write_text(HOLD_ONE_BACK)
+    config = write_config(folder, ranks=1, steps=STEPS + 1, **TINY)
+    environment = {**os.environ, "RLTRACE_DISABLE": ",".join(plugins.INSTRUMENTATIONS)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    command = [*RLTRACE, "run", str(config), "--out", str(folder / "run")]
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    return Bare(folder / "run", done.returncode, done.stderr)
+
+
+def test_same_figures_without_hooks(tiny: Recording, bare: Bare) -> None:
     """The same seed without hooks gives the same figures."""
-    monkeypatch.setenv("RLTRACE_DISABLE", ",".join(plugins.INSTRUMENTATIONS))
-    bare = record(tmp_path, ranks=1, steps=STEPS, **TINY)
-    assert figures(bare) == figures(tiny)
-    assert {span.name for span in spans(bare)} == {"step", "reward", "advantage"}
-    reasons = {hook["reason"] for process in bare.processes for hook in process.hooks}
+    run = Recording.open(bare.folder)
+    assert figures(run) == figures(tiny)
+    assert {span.name for span in spans(run)} == {"step", "reward", "advantage"}
+    reasons = {hook["reason"] for process in run.processes for hook in process.hooks}
     assert reasons == {"disabled by RLTRACE_DISABLE"}
 
 
+def test_lost_weights_name_the_tensor(bare: Bare) -> None:
+    """A run whose weights did not arrive ends with one line that names the tensor."""
+    assert bare.returncode == 4
+    (line,) = bare.errors.splitlines()
+    assert "model.norm.weight did not arrive in the engine of rank 0: checksum" in line
+
+
 def figures(run: Recording) -> list[list[float]]:
-    steps = sorted((span for span in spans(run) if span.name == STEP), key=lambda span: span.start_ns)
+    steps = sorted((span for span in spans(run) if span.name == STEP), key=lambda span: span.start_ns)[:STEPS]
     assert len(steps) == STEPS
     return [[step.args[name] for name in FIGURES] for step in steps]
 

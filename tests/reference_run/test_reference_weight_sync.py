@@ -160,7 +160,7 @@ def test_unknown_parameter_is_named(channel: Channel, weights: dict[str, torch.T
         sender_to(channel).sync((extra | weights).items(), step=0)
 
 
-def test_two_buckets_in_flight(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+def test_two_buckets_in_flight(lasting_rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
     """Two buckets are in flight and never three."""
     unacknowledged: list[int] = []
 
@@ -173,7 +173,7 @@ def test_two_buckets_in_flight(rollout: Rollout, weights: dict[str, torch.Tensor
             unacknowledged.append(len(self.in_flight))
             super().wait(bucket)
 
-    Counting(rollout.channel, BUCKET_BYTES, "s", SharedMemory()).sync(weights.items(), step=0)
+    Counting(lasting_rollout.channel, BUCKET_BYTES, "s", SharedMemory()).sync(weights.items(), step=0)
     assert max(unacknowledged) == 2
 
 
@@ -184,7 +184,7 @@ def buffers(pid: int) -> int:
     return sum("rltrace-bucket" in name for name in names)
 
 
-def test_buffers_are_gone_after_a_sync(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+def test_buffers_are_gone_after_a_sync(lasting_rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
     """The buffers are gone after a sync on both sides."""
     seen: list[int] = []
 
@@ -193,13 +193,13 @@ def test_buffers_are_gone_after_a_sync(rollout: Rollout, weights: dict[str, torc
             seen.append(buffers(os.getpid()))
             super().wait(bucket)
 
-    sender = Counting(rollout.channel, BUCKET_BYTES, "s", SharedMemory())
+    sender = Counting(lasting_rollout.channel, BUCKET_BYTES, "s", SharedMemory())
     before = buffers(os.getpid())
     for step in range(3):
         sender.sync(weights.items(), step)
     assert max(seen) >= before + 4  # so this test would see one that stayed
     assert buffers(os.getpid()) == before
-    assert buffers(rollout.process.pid) == 0
+    assert buffers(lasting_rollout.process.pid) == 0
 
 
 def test_kept_buffers_serve_again(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
@@ -214,26 +214,26 @@ def test_kept_buffers_serve_again(rollout: Rollout, weights: dict[str, torch.Ten
     assert len(addresses) == 3
 
 
-def test_parameters_mapped_by_themselves(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+def test_parameters_mapped_by_themselves(lasting_rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
     """Each parameter can be memory of its own: all arrive, nothing stays, and buckets work again after it."""
     before = buffers(os.getpid())
-    direct = DirectSender(rollout.channel, BUCKET_BYTES, "d", SharedMemory())
+    direct = DirectSender(lasting_rollout.channel, BUCKET_BYTES, "d", SharedMemory())
     assert direct.sync(weights.items(), 0).buckets == len(weights)
-    assert rollout.checksums() == {name: checksum.of_tensors([weight])[0] for name, weight in weights.items()}
-    assert (buffers(os.getpid()), buffers(rollout.process.pid)) == (before, 0)
-    sender_to(rollout.channel).sync(step_of(weights, 1), 1)
+    assert lasting_rollout.checksums() == {name: checksum.of_tensors([weight])[0] for name, weight in weights.items()}
+    assert (buffers(os.getpid()), buffers(lasting_rollout.process.pid)) == (before, 0)
+    sender_to(lasting_rollout.channel).sync(step_of(weights, 1), 1)
 
 
-def test_synced_engine_samples_again(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+def test_synced_engine_samples_again(lasting_rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
     """An engine synced after sleep samples again."""
-    sender = sender_to(rollout.channel)
+    sender = sender_to(lasting_rollout.channel)
     sender.sync(weights.items(), 0)
-    before = rollout.generate([[10, 5]], seed=0, step=0)
-    rollout.sleep(2)
-    rollout.wake_up(["weights"])
+    before = lasting_rollout.generate([[10, 5]], seed=0, step=0)
+    lasting_rollout.sleep(2)
+    lasting_rollout.wake_up(["weights"])
     sender.sync(weights.items(), 1)
-    rollout.wake_up(["kv_cache"])
-    after = rollout.generate([[10, 5]], seed=0, step=1)
+    lasting_rollout.wake_up(["kv_cache"])
+    after = lasting_rollout.generate([[10, 5]], seed=0, step=1)
     assert torch.equal(before.tokens_BT, after.tokens_BT)
     assert torch.equal(before.engine_log_probs_BT, after.engine_log_probs_BT)
 
