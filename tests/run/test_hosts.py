@@ -10,12 +10,14 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from click.testing import CliRunner, Result
 from free_port import free_port
 from other_clock import OtherClock, require_namespaces
 from two_hosts import RANKS, exec_command, two_hosts
 
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.summary import summarize
+from rltrace.cli import main
 from rltrace.events import Span
 from rltrace.read.recording import Process, Recording
 from rltrace.record import clock_readings
@@ -42,9 +44,11 @@ class Run:
     """What `rltrace collect` said."""
 
 
-def rltrace_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rltrace", *words]
-    return subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=120)
+def rltrace_command(folder: Path, *words: str) -> Result:
+    """What a command says in a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return CliRunner().invoke(main, words, prog_name="rltrace")
 
 
 def torchrun(host: int, port: int) -> list[str]:
@@ -76,7 +80,8 @@ def recorded(
     parts = folder / "parts" / "first", folder / "parts" / "second"
     for part, path in zip(parts, (here, there), strict=True):
         shutil.copytree(path, part)
-    done = rltrace_command(folder, "collect", there.name, here.name)
+    command = [sys.executable, "-m", "rltrace", "collect", there.name, here.name]
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return Run(clock, said, parts, here, done.stdout)
 
@@ -251,7 +256,7 @@ def test_collecting_again_changes_nothing(run: Run) -> None:
     assert run.collected.startswith(f"{run.together.name}: ") and run.collected.endswith(" from second\n")
     before = {path: path.read_bytes() for path in run.together.rglob("*") if path.is_file()}
     done = rltrace_command(run.together.parent, "collect", run.together.name, str(run.parts[1]))
-    assert (done.returncode, done.stdout) == (0, f"{run.together.name}: nothing new on second\n"), done.stderr
+    assert (done.exit_code, done.stdout) == (0, f"{run.together.name}: nothing new on second\n"), done.stderr
     assert {path: path.read_bytes() for path in run.together.rglob("*") if path.is_file()} == before
 
 
@@ -296,7 +301,7 @@ def test_host_that_dies(tmp_path: Path) -> None:
     assert [process.returncode for process in hosts.running] == [0, 9], ended
     assert "Traceback" not in ended[0] and "terminate" not in ended[0], ended[0]
     done = rltrace_command(tmp_path, "collect", "first", "second")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     recording = Recording.open(tmp_path / "first")
     assert hosts.readings() >= 4 and all(clock.aligned for clock in summarize(recording).clocks)
 
@@ -308,12 +313,12 @@ def test_unknown_clock_is_refused(of_torchrun: Run, tmp_path: Path) -> None:
     (tmp_path / "first" / clock_readings.FILE).unlink()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     done = rltrace_command(tmp_path, "collect", "first", "second")
-    assert done.returncode == 3 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.exit_code == 3 and done.stdout == "" and done.stderr.count("\n") == 1
     assert done.stderr.startswith("rltrace: second, of second: nobody read this clock against that of first, of ")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
     done = rltrace_command(tmp_path, "collect", "first", "second", "--unknown-clocks")
-    assert done.returncode == 0 and done.stdout.endswith(" from second\n"), done.stderr
+    assert done.exit_code == 0 and done.stdout.endswith(" from second\n"), done.stderr
     found = summarize(Recording.open(tmp_path / "first"))
     assert [clock.aligned for clock in found.clocks] == [True, False]
 
@@ -322,19 +327,18 @@ def test_archive_of_a_host(of_torchrun: Run, tmp_path: Path) -> None:
     """A host's folder may come as an archive; the one with the readings has to be a folder."""
     for part in of_torchrun.parts:
         shutil.copytree(part, tmp_path / part.name)
-        assert rltrace_command(tmp_path, "export", part.name, "-o", f"{part.name}.zip").returncode == 0
+        assert rltrace_command(tmp_path, "export", part.name, "-o", f"{part.name}.zip").exit_code == 0
     done = rltrace_command(tmp_path, "collect", "first", "second.zip")
-    assert done.returncode == 0 and done.stdout.endswith(" from second\n"), done.stderr
+    assert done.exit_code == 0 and done.stdout.endswith(" from second\n"), done.stderr
     ranks = {process.rank for process in Recording.open(tmp_path / "first").processes}
     assert {0, 1} <= ranks
     done = rltrace_command(tmp_path, "collect", "first.zip", "second")
-    assert done.returncode == 3 and "first.zip: an archive, which is read-only" in done.stderr
+    assert done.exit_code == 3 and "first.zip: an archive, which is read-only" in done.stderr
 
 
 def record(folder: Path, name: str, script: str) -> subprocess.Popen[bytes]:
     """Begin to record a program on this host."""
-    command = ["exec", "--sample", "0", "--out", name, "--", sys.executable, "-c", f"import rltrace; {script}"]
-    return subprocess.Popen([sys.executable, "-m", "rltrace", *command], cwd=folder)
+    return subprocess.Popen([sys.executable, "-c", f"import rltrace; rltrace.start({name!r}); {script}"], cwd=folder)
 
 
 MEET = """
@@ -353,7 +357,7 @@ def test_folders_of_one_clock_need_no_reading(tmp_path: Path) -> None:
     ]
     assert [process.wait(timeout=120) for process in running] == [0, 0]
     done = rltrace_command(tmp_path, "collect", "one", "two")
-    assert done.returncode == 0 and done.stdout.startswith("one: "), done.stderr
+    assert done.exit_code == 0 and done.stdout.startswith("one: "), done.stderr
     assert len(Recording.open(tmp_path / "one").processes) == 2
 
 
@@ -362,11 +366,11 @@ def test_unrelated_runs_stay_apart(tmp_path: Path) -> None:
     for name in ("one", "two"):
         assert record(tmp_path, name, "rltrace.span('x').__enter__().__exit__(None, None, None)").wait(timeout=120) == 0
     done = rltrace_command(tmp_path, "collect", "one", "two")
-    assert done.returncode == 3 and done.stderr.count("\n") == 1, done.stderr
+    assert done.exit_code == 3 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("rltrace: two is of another run than one: no process of either ran while ")
     assert len(Recording.open(tmp_path / "one").processes) == 1
     done = rltrace_command(tmp_path, "collect", "one", "two", "--unrelated")
-    assert done.returncode == 0 and len(Recording.open(tmp_path / "one").processes) == 2, done.stderr
+    assert done.exit_code == 0 and len(Recording.open(tmp_path / "one").processes) == 2, done.stderr
 
 
 def test_ranks_tell_runs_apart(tmp_path: Path) -> None:
@@ -378,4 +382,4 @@ def test_ranks_tell_runs_apart(tmp_path: Path) -> None:
     ]
     assert [process.wait(timeout=120) for process in running] == [0, 0]
     done = rltrace_command(tmp_path, "collect", "one", "two")
-    assert done.returncode == 3 and "both have a rank 0 (worker) at the same time" in done.stderr
+    assert done.exit_code == 3 and "both have a rank 0 (worker) at the same time" in done.stderr

@@ -66,8 +66,8 @@ def end(ranks):
 """
 """How a program leaves no rank to Ray: it knows the folders of both hosts."""
 
-PROGRAM = f"""
-import pathlib, sys, time
+BEGIN = f"""
+import os, pathlib, sys, time
 import ray, rltrace
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
@@ -83,9 +83,40 @@ def is_read_twice():
 ray.init(address=sys.argv[1], log_to_driver=False)
 
 {RANK}
-nodes = sorted(ray.nodes(), key=lambda node: node["NodeManagerHostname"] == "second")
-ranks = [Rank.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(n) for n, node in enumerate(nodes)]
-start, n = time.monotonic(), 0
+here, there = sorted(ray.nodes(), key=lambda node: node["NodeManagerHostname"] == "second")
+on = lambda kind, node: kind.options(scheduling_strategy=On(node["NodeID"], soft=False))
+ranks = [on(Rank, node).remote(n) for n, node in enumerate((here, there))]
+start = time.monotonic()
+"""
+"""A rank on either node."""
+
+CHOSEN = """
+def is_told(folder, step):
+    chosen = pathlib.Path(folder, "chosen.jsonl")
+    return chosen.exists() and f'"step": {step},' in chosen.read_text()
+
+def train(ranks, first, folders):
+    for n in range(first, first + 3):
+        with rltrace.span("step", step=n):
+            if n == first + 1:
+                wait_until(lambda: all(is_told(folder, n) for folder in folders))
+            ray.get([rank.work.remote(n) for rank in ranks])
+
+@ray.remote(num_cpus=0)
+class Driver:
+    def train(self, *arguments):
+        rltrace.identify(role="driver")
+        train(*arguments)
+
+wait_until(clocks.exists)  # until then no node has an agent
+folders = [here_folder, there_folder]
+train(ranks, 0, folders)
+ray.get(on(Driver, there).remote().train.remote(ranks, 3, folders))
+"""
+"""Three steps of a driver here and three of one there; the middle ones, 1 and 4, are chosen."""
+
+STEPS_HERE = f"""
+n = 6
 while n < {STEPS} or not is_read_twice() or not is_seen() or "--forever" in sys.argv:
     with rltrace.span("step", step=n):
         ray.get([rank.work.remote(n) for rank in ranks])
@@ -103,10 +134,11 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def run(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A program under `rltrace exec`, for longer than the clocks need to be read twice."""
+    """A program under `rltrace exec`, for longer than the clocks need to be read twice; with chosen steps."""
     folder = tmp_path_factory.mktemp("exec")
-    (folder / "program.py").write_text(PROGRAM)
-    traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, str(nodes.spool)]
+    (folder / "program.py").write_text(BEGIN + CHOSEN + STEPS_HERE)
+    program = [sys.executable, "program.py", nodes.address, str(nodes.spool)]
+    traced = ["exec", "--out", "run", "--allocations", "1,4,100000", "--", *program]
     with (folder / "watched").open("w") as out:
         wide = {**nodes.environment, "COLUMNS": "120"}  # else a line of it is cut
         watching = subprocess.Popen([*RLTRACE, "summary", "--watch", "run"], cwd=folder, env=wide, stdout=out)
@@ -250,15 +282,15 @@ def test_chosen_steps_come_whole(run: Path, nodes: Cluster, tmp_path: Path) -> N
         process.key for process in Recording.open(run).processes if process.host == "second" and process.rank == 1
     )
     shutil.rmtree(copy / "processes" / far)
-    done = rltrace_command(nodes, tmp_path, "collect", "--steps", "3-5", "copy")
-    assert done.returncode == 0 and "second: steps 3-5 are here whole" in done.stdout, done.stderr
+    done = rltrace_command(nodes, tmp_path, "collect", "--steps", "8-10", "copy")
+    assert done.returncode == 0 and "second: steps 8-10 are here whole" in done.stdout, done.stderr
     found, whole = Recording.open(copy), Recording.open(run)
-    assert {*found.brief_steps} & {*range(3, 6)} == set() and len(found.brief_steps) > STEPS - 10
+    assert {*found.brief_steps} & {*range(8, 11)} == set() and len(found.brief_steps) > STEPS - 10
     assert list((copy / "processes" / far).glob("*.columns"))
     spans = [spans_of(folder / "processes" / far) for folder in (copy, run)]  # on their own clock: it was read again
     phases = [[span for span in some if span.name == "actor.update"] for some in spans]
     assert phases[0] == phases[1]
-    begin_ns, end_ns = phases[1][3].start_ns, phases[1][5].end_ns or 0
+    begin_ns, end_ns = phases[1][8].start_ns, phases[1][10].end_ns or 0  # one a step
     assert within(spans[0], begin_ns, end_ns) == within(spans[1], begin_ns, end_ns) and len(spans[0]) < len(spans[1])
     assert not (nodes.spool / f"rltrace-{whole.manifest['run_id']}" / "abridged").exists()
 
@@ -341,56 +373,16 @@ def test_no_cluster_nothing_to_fetch(nodes: Cluster, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
-CHOSEN = f"""
-import os, sys, time
-import ray, rltrace
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
-
-ray.init(address=sys.argv[1], log_to_driver=False)
-{ENDED}
-
-def is_told(folder, step):
-    chosen = pathlib.Path(folder, "chosen.jsonl")
-    return chosen.exists() and f'"step": {{step}},' in chosen.read_text()
-
-@ray.remote(num_cpus=0)
-class Driver:
-    def train(self, ranks, first, folders):
-        rltrace.identify(role="driver")
-        for n in range(first, first + 3):
-            with rltrace.span("step", step=n):
-                if n == first + 1:
-                    wait_until(lambda: all(is_told(folder, n) for folder in folders))
-                for _ in range(3):
-                    ray.get([rank.work.remote(n) for rank in ranks])
-
-{RANK}
-here, there = sorted(ray.nodes(), key=lambda node: node["NodeManagerHostname"] == "second")
-on = lambda kind, node: kind.options(scheduling_strategy=On(node["NodeID"], soft=False))
-ranks = [on(Rank, node).remote(n) for n, node in enumerate((here, there))]
-while not os.path.exists("run/clocks.jsonl"):  # until then no node has an agent
-    time.sleep(0.1)
-for node, first in ((here, 0), (there, 3)):
-    ray.get(on(Driver, node).remote().train.remote(ranks, first, [here_folder, there_folder]))
-end(ranks)
-"""
-
-
-def test_chosen_step_is_known_on_every_host(nodes: Cluster, tmp_path: Path) -> None:
+def test_chosen_step_is_known_on_every_host(run: Path) -> None:
     """A chosen step is known on every host, wherever the driver runs: here for three steps, then there for three.
 
     Without a GPU a process that was in the step says just that; one that never heard of it says nothing.
     """
-    (tmp_path / "program.py").write_text(CHOSEN)
-    traced = ["exec", "--out", "run", "--allocations", "1,4,7", "--", sys.executable, "program.py", nodes.address]
-    traced.append(str(nodes.spool))
-    done = rltrace_command(nodes, tmp_path, *traced)
-    assert done.returncode == 0, done.stderr
-    missed = {found.step: found for found in summarize(Recording.open(tmp_path / "run")).allocations_missed}
-    for step in (1, 4):
+    missed = {found.step: found for found in summarize(Recording.open(run)).allocations_missed}
+    for step, driver in ((1, "driver"), (4, "Driver")):
         assert missed[step].reason == NO_GPU
-        assert sorted(missed[step].processes) == ["Driver", "rank 0 worker", "rank 1 worker"]
-    assert missed[7].reason == "no such step has begun: the steps of this Recording are 0 to 5"
+        assert sorted(missed[step].processes) == [driver, "rank 0 worker", "rank 1 worker"]
+    assert missed[100_000].reason.startswith("no such step has begun: the steps of this Recording are 0 to ")
 
 
 def test_dead_node_is_named(nodes: Cluster, tmp_path: Path) -> None:
@@ -398,7 +390,7 @@ def test_dead_node_is_named(nodes: Cluster, tmp_path: Path) -> None:
 
     Last: it takes the second node down.
     """
-    (tmp_path / "program.py").write_text(PROGRAM.replace("ray.get(", "ray.wait("))
+    (tmp_path / "program.py").write_text((BEGIN + STEPS_HERE).replace("ray.get(", "ray.wait("))
     traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, str(nodes.spool), "--forever"]
     command = [sys.executable, "-c", "from rltrace.cli import main; main()", *traced]
     with subprocess.Popen(command, cwd=tmp_path, env=nodes.environment, stderr=subprocess.PIPE, text=True) as running:
