@@ -91,16 +91,20 @@ start = time.monotonic()
 """A rank on either node."""
 
 CHOSEN = """
-def is_told(folder, step):
+def is_told(folder, step, is_over):
     chosen = pathlib.Path(folder, "chosen.jsonl")
-    return chosen.exists() and f'"step": {step},' in chosen.read_text()
+    lines = chosen.read_text().splitlines() if chosen.exists() else []
+    return any(f'"step": {step},' in line and f'"is_over": {is_over}' in line for line in lines)
 
 def train(ranks, first, folders):
+    chosen = first + 1
     for n in range(first, first + 3):
         with rltrace.span("step", step=n):
-            if n == first + 1:
-                wait_until(lambda: all(is_told(folder, n) for folder in folders))
+            if n == chosen:
+                wait_until(lambda: all(is_told(folder, chosen, "false") for folder in folders))
             ray.get([rank.work.remote(n) for rank in ranks])
+    # Before all know that it is over, whoever begins another step may say that it was in this one.
+    wait_until(lambda: all(is_told(folder, chosen, "true") for folder in folders))
 
 @ray.remote(num_cpus=0)
 class Driver:
