@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from other_clock import OFFSET_NS, SECOND
-from reference_runs import QUICK, write_config
+from reference_runs import TINY, write_config
 from two_nodes import DRIFT_PPM, Cluster, two_nodes
 
 from rltrace.analysis import summarize
@@ -331,7 +331,7 @@ def test_reference_run_on_two_nodes(nodes: Cluster, tmp_path: Path) -> None:
 
     Each node has one CPU, so each gets one rank, with its engine.
     """
-    write_config(tmp_path, steps=3, ray_address=nodes.address, **QUICK)
+    write_config(tmp_path, steps=3, ray_address=nodes.address, **TINY)
     done = rltrace_command(nodes, tmp_path, "run", "run.yaml", "--out", "run")
     assert done.returncode == 0, done.stdout + done.stderr
     found = summarize(Recording.open(tmp_path / "run"))
