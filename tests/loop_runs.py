@@ -6,15 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 from free_port import free_port
+from traced_runs import traced_environment
+from warm_python import warm
 
 from rltrace.analysis.steady import LaneSteps
 from rltrace.analysis.summary import Summary, summarize
 from rltrace.read.recording import Recording
+from rltrace.record import manifest
 
 LOOPS = Path(__file__).parent / "programs" / "loops"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
@@ -59,7 +63,7 @@ class LoopRun(NamedTuple):
 def run_loop(
     folder: Path, loop: str, python: Path = Path(sys.executable), *, ranks: int = 2, **variables: str
 ) -> LoopRun:
-    """Run one to its end; torchrun starts as many ranks."""
+    """Run one to its end under `rltrace exec`; torchrun starts as many ranks."""
     timers, out = folder / "timers.json", folder / "recording"
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
     launcher = [*COMMANDS[loop], f"--nproc-per-node={ranks}"] if COMMANDS[loop] else []
@@ -73,8 +77,24 @@ def run_loop(
         text=True,
         timeout=SECONDS,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "rltrace: the hook" not in done.stderr, done.stderr[-4000:]
+    return _ended([done], out, timers)
+
+
+def fork_loop(folder: Path, loop: str) -> LoopRun:
+    """Run one to its end in a Python that has imported torch; its ranks are set by hand."""
+    timers, out = folder / "timers.json", folder / "recording"
+    manifest.create(out, owner=None, command=[], config=None)
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [{**job, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"] if COMMANDS[loop] else [{}]
+    environments = [traced_environment(out, OWN_TIMERS=str(timers), **rank) for rank in ranks]
+    ended = warm("torch").run_together(LOOPS / f"{loop}.py", environments, folder, SECONDS)
+    return _ended(ended, out, timers)
+
+
+def _ended(programs: Sequence[subprocess.CompletedProcess[str]], out: Path, timers: Path) -> LoopRun:
+    for done in programs:
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert "rltrace: the hook" not in done.stderr, done.stderr[-4000:]
     recording = Recording.open(out)
     summary = summarize(recording)
     times = json.loads(timers.read_text())

@@ -6,6 +6,7 @@ about the start itself, or about importing torch under the hooks, is tested with
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -15,14 +16,16 @@ import select
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 HERE = Path(__file__).parent
-ALSO = dict.fromkeys(("torch", "torch.distributed.fsdp"), ("torch._dynamo",))
-"""What comes with a module sooner or later: the first optimizer imports dynamo, which takes as long as torch."""
+ALSO = {"torch": ("torch._dynamo", "torch.distributed.fsdp")}
+"""What comes with a module sooner or later: the first optimizer imports dynamo, which takes as long as torch, and which
+imports FSDP."""
 
 # ---- of the tests
 
@@ -47,30 +50,60 @@ class Warm:
         self, program: Path, environment: dict[str, str], cwd: Path, timeout_s: float, words: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run a program in a child, with these words and this environment."""
-        out, err = cwd / "stdout", cwd / "stderr"
-        command, streams = [str(program), *words], [str(out), str(err)]
-        job = {"command": command, "environment": environment, "cwd": str(cwd), "streams": streams}
+        (done,) = self.run_together(program, [environment], cwd, timeout_s, words)
+        return done
+
+    def run_together(
+        self,
+        program: Path,
+        environments: Sequence[dict[str, str]],
+        cwd: Path,
+        timeout_s: float,
+        words: Sequence[str] = (),
+    ) -> list[subprocess.CompletedProcess[str]]:
+        """Run a program in as many children as there are environments, side by side: the ranks of a job."""
+        command = [str(program), *words]
+        streams = [[str(cwd / f"{name}.{number}") for name in ("out", "err")] for number in range(len(environments))]
+        jobs = [
+            {"command": command, "environment": environment, "cwd": str(cwd), "streams": of_child}
+            for environment, of_child in zip(environments, streams, strict=True)
+        ]
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(job).encode() + b"\n")
-        pid = int(self._process.stdout.readline())
+        self._process.stdin.write(json.dumps(jobs).encode() + b"\n")
+        pids = json.loads(self._process.stdout.readline())
         is_late = not select.select([self._process.stdout], [], [], timeout_s)[0]
         if is_late:
-            os.kill(pid, signal.SIGKILL)
-        code = int(self._process.stdout.readline())
-        said = [path.read_text() for path in (out, err)]
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):  # not all of them need be late
+                    os.kill(pid, signal.SIGKILL)
+        codes = json.loads(self._process.stdout.readline())
+        said = [[Path(path).read_text() for path in of_child] for of_child in streams]
         if is_late:
-            raise subprocess.TimeoutExpired(command, timeout_s, *said)
-        return subprocess.CompletedProcess(command, code, *said)
+            raise subprocess.TimeoutExpired(command, timeout_s, *map("".join, zip(*said, strict=True)))
+        return [subprocess.CompletedProcess(command, code, *texts) for code, texts in zip(codes, said, strict=True)]
 
 
 warm = functools.cache(Warm)
 """The one of a test process that has imported a module; it ends with it, as its standard input does."""
 
+
+def run_source(
+    module: str, source: str, folder: Path, *words: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program's source in this folder, with these words and variables, in a Python that has imported a module.
+
+    It is traced if it says so itself.
+    """
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(source))
+    return warm(module).run(program, {**os.environ, **variables}, folder, 120, words)
+
+
 # ---- of the process that waits
 
 
 def serve(module: str) -> None:
-    """Run what is asked for in children, one after the other; in a child, run the program and return."""
+    """Run what is asked for in children; in a child, run the program and return."""
     gc.disable()  # what is imported stays, and to look through it while it comes takes a quarter of the time
     for name in (module, *ALSO.get(module, ())):
         importlib.import_module(name)
@@ -79,13 +112,16 @@ def serve(module: str) -> None:
     gc.enable()
     answers = os.dup(1)
     for line in iter(sys.stdin.buffer.raw.readline, b""):  # type: ignore[attr-defined]
-        pid = os.fork()
-        if pid == 0:
-            os.close(answers)
-            _run(**json.loads(line))
-            break
-        os.write(answers, b"%d\n" % pid)
-        os.write(answers, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        pids = []
+        for job in json.loads(line):
+            pids.append(os.fork())
+            if pids[-1] == 0:
+                os.close(answers)
+                _run(**job)
+                return
+        os.write(answers, json.dumps(pids).encode() + b"\n")
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        os.write(answers, json.dumps(codes).encode() + b"\n")
 
 
 def _run(command: list[str], environment: dict[str, str], cwd: str, streams: list[str]) -> None:

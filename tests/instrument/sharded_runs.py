@@ -14,12 +14,8 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 TRAIN = (PROGRAMS / "sharded_training.py").read_text()
 
 
-FSDP = "torch.distributed.fsdp"
-"""What takes most of the time of a small program, where it is not imported before."""
-
-
 def train(
-    folder: Path, *kinds: str, ranks: int, source: str = TRAIN, imported: str = FSDP, **environment: str
+    folder: Path, *kinds: str, ranks: int, source: str = TRAIN, imported: str = "torch", **environment: str
 ) -> TracedRun:
     """Train in one run with each kind of FSDP: "fsdp2", "fsdp1", or "fsdp1_flat" (flat parameters)."""
     shutil.copy(PROGRAMS / "sharded_model.py", folder)

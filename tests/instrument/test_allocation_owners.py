@@ -177,7 +177,7 @@ TRAIN = (
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What rank 0 saw of each kind of model: a step before, one of which all is kept, and one behind."""
-    run = run_traced(tmp_path_factory.mktemp("owners"), TRAIN, imported="torch.distributed.fsdp")
+    run = run_traced(tmp_path_factory.mktemp("owners"), TRAIN, imported="torch")
     assert run.returncode == 0, run.err
     said: dict[str, Any] = json.loads(run.out.splitlines()[-1])
     return said

@@ -1,5 +1,6 @@
-"""Loops that know nothing of us, under `rltrace exec`: their steps and phases, beside their own timers.
+"""Loops that know nothing of us: their steps and phases, beside their own timers.
 
+Half of them run under `rltrace exec`, the others in a Python that has imported torch.
 The one with accelerate and DeepSpeed is in `tests/frameworks`, where these are installed.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from loop_runs import COMMANDS, LoopRun, run_loop
+from loop_runs import COMMANDS, LoopRun, fork_loop, run_loop
 from traced_runs import run_traced
 
 from rltrace.events import Span
@@ -47,6 +48,7 @@ INFERRED = {
         "actor.update": UPDATE,
     },
 }
+FORKED = ("asyncio_tools", "fsdp2_torchrun")
 every_loop = pytest.mark.parametrize("loop", INFERRED)
 
 
@@ -57,7 +59,8 @@ def runs(tmp_path_factory):
 
     def of(loop: str) -> LoopRun:
         if loop not in known:
-            known[loop] = run_loop(tmp_path_factory.mktemp(loop), loop)
+            run = fork_loop if loop in FORKED else run_loop
+            known[loop] = run(tmp_path_factory.mktemp(loop), loop)
         return known[loop]
 
     return of
@@ -128,6 +131,7 @@ def test_generation_hides_its_forwards(runs) -> None:
 
 
 MODELS = """
+    import rltrace
     import torch
     from torch import nn
 
@@ -162,7 +166,7 @@ MODELS = """
 
 def test_only_whole_models_have_a_forward(tmp_path) -> None:
     """What a model calls has none, nor a module without parameters; compiling, exporting and tracing go on as ever."""
-    run = run_traced(tmp_path, MODELS)
+    run = run_traced(tmp_path, MODELS, imported="torch")
     assert (run.returncode, run.out) == (0, "4 0\n"), run.err
     forwards = [span for span in run.spans("model.forward") if span.args["rows"] in range(1, 6)]
     said = [

@@ -7,7 +7,7 @@ import ctypes
 
 import pytest
 import torch
-from sharded_runs import FSDP, spans_inside, train
+from sharded_runs import spans_inside, train
 from traced_runs import run_traced
 
 from rltrace.analysis import summarize
@@ -116,7 +116,7 @@ def test_inner_and_failing_backwards(timed, tmp_path):
 
     A forward that is repeated for its backward is no model's; what comes behind the backward is again.
     """
-    run = run_traced(tmp_path, REPEATED, imported=FSDP, RLTRACE_TIME_HOOKS=timed)
+    run = run_traced(tmp_path, REPEATED, imported="torch", RLTRACE_TIME_HOOKS=timed)
     assert (run.returncode, run.out) == (0, "True\n"), run.err
     spans = run.spans("autograd.backward")
     assert [span.args.get("error") for span in spans] == [None, None, "RuntimeError", None]
@@ -145,8 +145,8 @@ print(len(set(results)), sorted(counted["frames"].items()), sum(counted["graph_b
 def test_compiled_backward_is_unchanged(tmp_path):
     """A compiled function with a backward in it is compiled as it is without us."""
     (tmp_path / "bare").mkdir()
-    bare = run_traced(tmp_path / "bare", COMPILED_WITH_BACKWARD, imported=FSDP, RLTRACE_DISABLE="torch_autograd")
-    run = run_traced(tmp_path, COMPILED_WITH_BACKWARD, imported=FSDP)
+    bare = run_traced(tmp_path / "bare", COMPILED_WITH_BACKWARD, imported="torch", RLTRACE_DISABLE="torch_autograd")
+    run = run_traced(tmp_path, COMPILED_WITH_BACKWARD, imported="torch")
     assert (run.returncode, bare.returncode) == (0, 0), run.err
     assert run.out == bare.out and run.out.startswith("1 ")
     assert (len(run.spans("autograd.backward")), len(bare.spans("autograd.backward"))) == (3, 0)
@@ -331,7 +331,7 @@ ODD = """
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory):
     """The spans of one odd case, by its name."""
-    run = run_traced(tmp_path_factory.mktemp("odd"), ONE_RANK + ODD, imported=FSDP)
+    run = run_traced(tmp_path_factory.mktemp("odd"), ONE_RANK + ODD, imported="torch")
     assert (run.returncode, run.out) == (0, "caught 'theirs'\ncaught 'theirs, too'\n"), run.err
     (process,) = run.recording.processes
     return lambda case: spans_inside(process, case)
@@ -387,8 +387,8 @@ COMPILED = """
 
 def test_a_compiled_model_is_not_disturbed(tmp_path):
     (tmp_path / "bare").mkdir()
-    bare = run_traced(tmp_path / "bare", ONE_RANK + COMPILED, imported=FSDP, RLTRACE_DISABLE="fsdp1,fsdp2")
-    run = run_traced(tmp_path, ONE_RANK + COMPILED, imported=FSDP)
+    bare = run_traced(tmp_path / "bare", ONE_RANK + COMPILED, imported="torch", RLTRACE_DISABLE="fsdp1,fsdp2")
+    run = run_traced(tmp_path, ONE_RANK + COMPILED, imported="torch")
     assert (run.returncode, bare.returncode) == (0, 0), run.err
     assert run.out == bare.out
     assert "get_eval_frame_callback" not in run.err, "dynamo looked into our hook"

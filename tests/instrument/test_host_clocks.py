@@ -56,52 +56,38 @@ dist.send(torch.zeros(1), 1)
 """
 
 
-def run_ranks(folder, how, **environment):
-    """Two tasks of two hosts, as they believe, without a launcher."""
+def ranks_of(folder, **environment):
+    """The program, and the environments of two tasks of two hosts, as they believe, without a launcher."""
     manifest.create(folder / "recording", owner=None, command=[], config=None)
     (folder / "rank.py").write_text(RANK)
-    running = [
-        subprocess.Popen(
-            [sys.executable, "rank.py", how],
-            env=traced_environment(
-                folder / "recording",
-                SLURM_PROCID=str(n),
-                SLURM_NTASKS="2",
-                SLURM_LOCALID="0",
-                SLURM_NNODES="2",
-                RANK=str(n),
-                WORLD_SIZE="2",
-                MASTER_ADDR="127.0.0.1",
-                GLOO_SOCKET_IFNAME="lo",
-                **environment,
-            ),
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for n in (0, 1)
-    ]
-    said = [process.communicate(timeout=120) for process in running]
-    return [process.returncode for process in running], said, Recording.open(folder / "recording")
+    both = {"SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NNODES": "2", "WORLD_SIZE": "2"}
+    both |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", **environment}
+    of_ranks = [{**both, "SLURM_PROCID": rank, "RANK": rank} for rank in "01"]
+    return folder / "rank.py", [traced_environment(folder / "recording", **of_rank) for of_rank in of_ranks]
 
 
 def test_program_ends_as_it_would(tmp_path):
     """A program that never leaves its group, and forks meanwhile, has its own exit code and nothing on stderr."""
-    codes, said, recording = run_ranks(tmp_path, "env://", MASTER_PORT=str(free_port()))
-    assert codes == [0, 3], said
+    program, environments = ranks_of(tmp_path, MASTER_PORT=str(free_port()))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, program, "env://"]
+    running = [subprocess.Popen(command, env=environment, cwd=tmp_path, **pipes) for environment in environments]
+    said = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0, 3], said
     assert [out for out, _ in said] == ["child\n"] * 2
     assert not any(word in err for _, err in said for word in ("TCPStore", "terminate", "Fatal", "Traceback")), said
-    ranks = [process for process in recording.processes if process.rank is not None]
+    ranks = [process for process in Recording.open(tmp_path / "recording").processes if process.rank is not None]
     assert sorted(process.rank for process in ranks) == [0, 1]
     assert all(process.end_ns is not None and not process.unavailable for process in ranks)
 
 
 def test_job_without_a_tcp_store_says_so(tmp_path):
     """A store that is a file reads no clock, and the Recording says why."""
-    codes, said, recording = run_ranks(tmp_path, f"file://{tmp_path}/store")
-    assert codes == [0, 3], said
-    reasons = [process.unavailable for process in recording.processes if process.rank is not None]
+    program, environments = ranks_of(tmp_path)
+    ended = warm("torch").run_together(program, environments, tmp_path, 120, [f"file://{tmp_path}/store"])
+    assert [done.returncode for done in ended] == [0, 3], ended
+    processes = Recording.open(tmp_path / "recording").processes
+    reasons = [process.unavailable for process in processes if process.rank is not None]
     assert len(reasons) == 2 and all("FileStore" in reason["clocks of other hosts"] for reason in reasons)
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from test_cuda_ledger import MIB, Register, Simulated
+from warm_python import run_source
 
 import rltrace
 from rltrace.analysis import summarize
@@ -184,11 +182,9 @@ SHARDED = """
 """
 
 
-def test_a_model_that_fsdp_shards_keeps_its_name() -> None:
+def test_a_model_that_fsdp_shards_keeps_its_name(tmp_path: Path) -> None:
     """Both could be trained and nothing is, so that nothing but the name tells them apart."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SHARDED)], check=False, capture_output=True, text=True, timeout=120
-    )
+    done = run_source("torch", SHARDED, tmp_path)
     assert done.returncode == 0, done.stderr
 
 

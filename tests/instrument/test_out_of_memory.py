@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
         os.kill(rollout.process.pid, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    run = run_traced(tmp_path_factory.mktemp("memory"), COMMON + body, timeout_s=240)
+    run = run_traced(tmp_path_factory.mktemp("memory"), COMMON + body, timeout_s=240, imported="torch")
     assert run.returncode == -9, run.err
     return run
 

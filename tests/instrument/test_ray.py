@@ -1,18 +1,20 @@
 """Hooks on Ray: real actors on a CPU, called every way that Ray knows."""
 
+import functools
 import importlib
+import os
 import subprocess
 import sys
 import textwrap
 from collections import namedtuple
 
 import pytest
-from traced_runs import run_traced
+from traced_runs import TracedRun, run_traced
 
 import rltrace
 from rltrace.analysis.fates import fates
 from rltrace.analysis.summary import summarize
-from rltrace.events import RAY_CALL
+from rltrace.events import RAY_CALL, Span
 from rltrace.hooks.hook import NOBODY, Hook
 from rltrace.hooks.patching import PatchSet, nothing_after
 from rltrace.instrument.ray import WORTH_NS, forget_inherited, placement_args, task_of, watch_tasks
@@ -21,10 +23,6 @@ from rltrace.read.recording import Recording
 pytestmark = pytest.mark.run
 
 CALLS = """
-    import asyncio
-    import ray
-    import rltrace
-
     class Plain:
         def __init__(self, base):
             self.base = base
@@ -52,9 +50,8 @@ CALLS = """
             for i in range(n):
                 yield i
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    plain = ray.remote(Plain).remote(10)
-    with rltrace.span("outer"):
+    def calls():
+        plain = ray.remote(Plain).remote(10)
         print(ray.get(plain.add.remote(1, b=2)))
         print(ray.get(plain.two.options(num_returns=2).remote()))
         print(plain.nothing.options(num_returns=0).remote())
@@ -64,37 +61,189 @@ CALLS = """
             ray.get(plain.fail.remote())
         except KeyError as error:
             print(type(error).__name__)
-    asynchronous = ray.remote(Asynchronous).remote()
-    with rltrace.span("outer"):
+        asynchronous = ray.remote(Asynchronous).remote()
         print(ray.get([asynchronous.add.remote(i) for i in range(3)]))
         print([ray.get(ref) for ref in asynchronous.stream.remote(2)])
-    ray.shutdown()
+        return plain, asynchronous
+"""
+
+TASKS = """
+    @ray.remote
+    def double(number):
+        time.sleep(0.05)
+        return 2 * number
+
+    @ray.remote(num_returns="streaming")
+    def stream(n):
+        for number in range(n):
+            yield number
+
+    @ray.remote(num_returns=2, max_calls=1)
+    def once():
+        return "once", os.getpid()
+
+    @ray.remote
+    def fail():
+        raise KeyError("theirs")
+
+    def tasks():
+        print(ray.get([double.remote(number) for number in range(3)]))
+        print([ray.get(reference) for reference in stream.remote(3)])
+        print(ray.get(once.remote()[1]) != ray.get(once.remote()[1]))
+        ready, rest = ray.wait([double.remote(3), double.remote(4)], num_returns=2)
+        print(len(ready), len(rest), len(ray.wait(ready, timeout=0)[0]))
+        try:
+            ray.wait(ready[0])
+        except TypeError:
+            print("no list")
+        late = double.remote(5)
+        try:
+            ray.get(late, timeout=0)
+        except ray.exceptions.GetTimeoutError:
+            print("not there", ray.get(late))
+        try:
+            ray.get(fail.remote())
+        except KeyError as error:
+            print(type(error).__name__)
+"""
+
+SAMPLES = 100_000
+BATCH = f"""
+    @ray.remote
+    class Doubles:
+        def twice(self, batch):
+            return [(2 * number, {{"reward": 1.0}}) for number, _ in batch]
+
+    def batch():
+        doubled = ray.get(Doubles.remote().twice.remote([(number, {{}}) for number in range({SAMPLES})]))
+        print(sum(number for number, _ in doubled))
+"""
+
+ENDINGS = """
+    class Idle:
+        def pid(self):
+            return os.getpid()
+
+    def runs(pid):
+        try:
+            return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    def endings():
+        actors = [ray.remote(type(name, (Idle,), {})).remote() for name in ("Killed", "Stopped", "Left")]
+        pids = ray.get([actor.pid.remote() for actor in actors])
+        os.kill(pids[0], 9)
+        ray.kill(actors[1])
+        while any(map(runs, pids[:2])):  # a kill takes its time on a busy machine
+            time.sleep(0.05)
+        for step in range(2):
+            with rltrace.span("step", step=step):
+                ray.get(actors[2].pid.remote())
+        return actors
 """
 
 
+def program(*parts):
+    """A driver that goes through these parts, one after the other, and leaves its actors to Ray."""
+    begin = """
+    import asyncio
+    import os
+    import time
+    import ray
+    import rltrace
+
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    """
+    ends = f"""
+    left = []
+    for part in ({", ".join(parts)}):
+        print("part:", part.__name__)
+        with rltrace.span("part", of=part.__name__):
+            left.append(part())
+    ray.shutdown()
+    """
+    return "".join(map(textwrap.dedent, (begin, CALLS, TASKS, BATCH, ENDINGS, ends)))
+
+
+class Part:
+    """What was printed in one part of the driver, and what each process recorded meanwhile."""
+
+    def __init__(self, run, name):
+        (around,) = [span for span in run.spans("part") if span.args["of"] == name]
+        self.out = printed(run)[name]
+        self.recorded = []
+        for process in run.recording.processes:
+            spans = [event for event in process.events() if isinstance(event, Span)]
+            inside = [span for span in spans if around.start_ns < span.start_ns < around.end_ns]
+            self.recorded.append((process, sorted(inside, key=lambda span: span.start_ns)))
+
+    def spans(self, name=None, role=None):
+        """All spans, or those of this name, or of processes with this role."""
+        of_role = [span for process, spans in self.recorded for span in spans if role in (None, process.role)]
+        return sorted((s for s in of_role if name in (None, s.name)), key=lambda span: span.start_ns)
+
+
+def printed(run):
+    """What each part printed, without the raylet's lines: it may be surprised that a worker of one call has left."""
+    lines = [line for line in run.out.splitlines(keepends=True) if "(raylet)" not in line]
+    parts = (part.partition("\n") for part in "".join(lines).split("part: ")[1:])
+    return {name: out for name, _, out in parts}
+
+
 @pytest.fixture(scope="module")
-def calls(tmp_path_factory):
-    return run_traced(tmp_path_factory.mktemp("ray"), CALLS)
+def run(tmp_path_factory):
+    """All parts in one cluster, under `rltrace exec`."""
+    folder = tmp_path_factory.mktemp("ray")
+    (folder / "program.py").write_text(program("calls", "tasks", "batch", "endings"))
+    exec_ = [sys.executable, "-m", "rltrace", "exec", "--sample", "0", "--out", "run", "--"]
+    done = subprocess.run(
+        [*exec_, sys.executable, "program.py"],
+        cwd=folder,
+        env={**os.environ, "RLTRACE_DISABLE": "python_gc"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    return TracedRun(done.returncode, done.stdout, done.stderr, Recording.open(folder / "run"))
 
 
-def test_calls_return_the_same(calls, tmp_path):
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """What each part prints without hooks on Ray."""
+    run = run_traced(tmp_path_factory.mktemp("bare"), program("calls", "tasks"), RLTRACE_DISABLE="ray")
+    assert run.returncode == 0, run.err
+    return printed(run)
+
+
+@pytest.fixture(scope="module")
+def calls(run):
+    return Part(run, "calls")
+
+
+@pytest.fixture(scope="module")
+def tasks(run):
+    return Part(run, "tasks")
+
+
+def test_calls_return_the_same(calls, bare):
     """Each call returns what it returns without hooks."""
-    bare = run_traced(tmp_path, CALLS, RLTRACE_DISABLE="ray")
-    assert (calls.returncode, bare.returncode) == (0, 0), calls.err
-    assert calls.out == bare.out
+    assert calls.out == bare["calls"]
     assert calls.out.splitlines()[:4] == ["13", "[1, 2]", "None", "[0, 1, 2]"]
 
 
-def test_driver_says_who_ran(calls):
+def test_driver_says_who_ran(run):
     """A driver says which processes ran when it left its cluster.
 
     Ray kills those that take longer to leave than it likes, which is nobody's death.
     """
-    (driver,) = [process for process in calls.recording.processes if process.role == "driver"]
-    actors = {process.key for process in calls.recording.processes if process.name in ("Plain", "Asynchronous")}
+    (driver,) = [process for process in run.recording.processes if process.role == "driver"]
+    actors = {process.key for process in run.recording.processes if process.name in ("Plain", "Asynchronous")}
     assert len(actors) == 2
     assert driver.left_running >= actors
-    assert not [process for process in calls.recording.processes if process is not driver and process.left_running]
+    assert not [process for process in run.recording.processes if process is not driver and process.left_running]
 
 
 def test_every_method_is_a_span_on_its_worker(calls):
@@ -128,51 +277,29 @@ def test_arrow_from_each_call(calls):
     assert [arriving[key] for key in set(arriving) - set(leaving)] == ["Plain.nothing"]
 
 
-SAMPLES = 100_000
-BATCH = f"""
-    import ray
-
-    @ray.remote
-    class Doubles:
-        def twice(self, batch):
-            return [(2 * number, {{"reward": 1.0}}) for number, _ in batch]
-
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    doubled = ray.get(Doubles.remote().twice.remote([(number, {{}}) for number in range({SAMPLES})]))
-    print(sum(number for number, _ in doubled))
-    ray.shutdown()
-"""
-
-
-def test_batch_is_told_on_both_sides(tmp_path):
+def test_batch_is_told_on_both_sides(run):
     """What a batch takes on its way is told on both sides."""
-    run = run_traced(tmp_path, BATCH)
-    assert run.out.strip() == str(SAMPLES * (SAMPLES - 1)), run.err
-    driver, worker = (
-        next(process for process in run.recording.processes if process.role == role) for role in ("driver", "worker")
-    )
-
-    def named(process, name):
-        return sorted((e for e in process.events() if e.name == name), key=lambda span: span.start_ns)
-
-    (call,) = (span for span in named(worker, "ray.call") if span.args["method"] == "Doubles.twice")
-    (submit,) = named(driver, "ray.submit")
-    sent = max(named(driver, "ray.serialize"), key=lambda span: span.args["bytes"])
-    received = named(worker, "ray.deserialize")[-1]
-    returned = max(named(worker, "ray.serialize"), key=lambda span: span.args["bytes"])
-    fetched = named(driver, "ray.deserialize")[-1]
+    batch = Part(run, "batch")
+    assert batch.out.strip() == str(SAMPLES * (SAMPLES - 1))
+    driver, worker = (functools.partial(batch.spans, role=role) for role in ("driver", "worker"))
+    (call,) = (span for span in worker("ray.call") if span.args["method"] == "Doubles.twice")
+    (submit,) = driver("ray.submit")
+    sent = max(driver("ray.serialize"), key=lambda span: span.args["bytes"])
+    received = worker("ray.deserialize")[-1]
+    returned = max(worker("ray.serialize"), key=lambda span: span.args["bytes"])
+    fetched = driver("ray.deserialize")[-1]
     assert sent.args["bytes"] > SAMPLES and returned.args["bytes"] > SAMPLES and received.args["objects"] >= 1
     assert submit.start_ns <= sent.start_ns < sent.end_ns <= submit.end_ns
     assert submit.start_ns <= received.start_ns < received.end_ns <= call.start_ns
     assert call.end_ns <= returned.start_ns < returned.end_ns <= fetched.start_ns < fetched.end_ns
     # Keys and numbers, which Ray packs beside each argument, are not told.
-    assert all(span.end_ns - span.start_ns >= WORTH_NS for span in (*named(driver, "ray.serialize"), returned))
+    assert all(span.end_ns - span.start_ns >= WORTH_NS for span in (*driver("ray.serialize"), returned))
 
 
 def test_processes_say_what_they_are(calls):
-    roles = sorted((p.role, p.identity.get("name")) for p in calls.recording.processes if list(p.events()))
+    roles = sorted((process.role, process.identity.get("name")) for process, spans in calls.recorded if spans)
     assert roles == [("driver", None), ("worker", "Asynchronous"), ("worker", "Plain")]
-    commands = [" ".join(process.identity["argv"]) for process in calls.recording.processes]
+    commands = [" ".join(process.identity["argv"]) for process, _ in calls.recorded]
     assert not any("dashboard" in c or "log_monitor" in c or "setup_worker" in c for c in commands), commands
 
 
@@ -278,67 +405,11 @@ def test_clients_reference_is_not_asked():
     assert task_of(Reference()) is None
 
 
-TASKS = """
-    import os
-    import time
-    import ray
-
-    @ray.remote
-    def double(number):
-        time.sleep(0.05)
-        return 2 * number
-
-    @ray.remote(num_returns="streaming")
-    def stream(n):
-        for number in range(n):
-            yield number
-
-    @ray.remote(num_returns=2, max_calls=1)
-    def once():
-        return "once", os.getpid()
-
-    @ray.remote
-    def fail():
-        raise KeyError("theirs")
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    print(ray.get([double.remote(number) for number in range(3)]))
-    print([ray.get(reference) for reference in stream.remote(3)])
-    print(ray.get(once.remote()[1]) != ray.get(once.remote()[1]))
-    ready, rest = ray.wait([double.remote(3), double.remote(4)], num_returns=2)
-    print(len(ready), len(rest), len(ray.wait(ready, timeout=0)[0]))
-    try:
-        ray.wait(ready[0])
-    except TypeError:
-        print("no list")
-    late = double.remote(5)
-    try:
-        ray.get(late, timeout=0)
-    except ray.exceptions.GetTimeoutError:
-        print("not there", ray.get(late))
-    try:
-        ray.get(fail.remote())
-    except KeyError as error:
-        print(type(error).__name__)
-    ray.shutdown()
-"""
-
-
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory):
-    return run_traced(tmp_path_factory.mktemp("tasks"), TASKS)
-
-
-def test_tasks_and_waits_return_the_same(tasks, tmp_path):
+def test_tasks_and_waits_return_the_same(run, tasks, bare):
     """Tasks and waits return what they return without hooks."""
-    bare = run_traced(tmp_path, TASKS, RLTRACE_DISABLE="ray")
-    assert (tasks.returncode, bare.returncode) == (0, 0), tasks.err
-    of_tasks, of_bare = (
-        [line for line in run.out.splitlines() if "(raylet)" not in line] for run in (tasks, bare)
-    )  # which may be surprised that a worker of one call has left
-    assert of_tasks == of_bare
-    assert of_tasks[0] == "[0, 2, 4]"
-    assert not any(hook["state"] == "failed" for process in tasks.recording.processes for hook in process.hooks)
+    assert tasks.out == bare["tasks"]
+    assert tasks.out.splitlines()[0] == "[0, 2, 4]"
+    assert not any(hook["state"] == "failed" for process in run.recording.processes for hook in process.hooks)
 
 
 def test_tasks_are_spans_with_arrows(tasks):
@@ -354,17 +425,13 @@ def test_tasks_are_spans_with_arrows(tasks):
     assert methods == ["double"] * 6 + ["fail", "once", "once", "stream"]
     errors = {span.args["method"]: span.args["error"] for span in called.values() if "error" in span.args}
     assert errors == {"fail": "KeyError"}
-    workers = {p.role for p in tasks.recording.processes if any(e.name == "ray.call" for e in p.events())}
+    workers = {process.role for process, spans in tasks.recorded if any(span.name == "ray.call" for span in spans)}
     assert workers == {"worker"}
 
 
 def test_waiting_for_results_is_seen(tasks):
     """A process that waits for results is seen waiting, and one that only looks is not."""
-    (driver,) = (process for process in tasks.recording.processes if process.role == "driver")
-    gets, waits = (
-        sorted((event for event in driver.events() if event.name == name), key=lambda span: span.start_ns)
-        for name in ("ray.get", "ray.wait")
-    )
+    gets, waits = (tasks.spans(name, "driver") for name in ("ray.get", "ray.wait"))
     stream = 3 + 1  # the last one for how it ended
     assert [get.args["objects"] for get in gets] == [3, *[1] * stream, 1, 1, 1, 1]
     assert gets[0].seconds >= 0.05
@@ -373,47 +440,12 @@ def test_waiting_for_results_is_seen(tasks):
     assert all(span.end_ns is not None for span in (*gets, *waits))
 
 
-ENDINGS = """
-    import os
-    import time
-    import ray
-    import rltrace
-
-    class Idle:
-        def pid(self):
-            return os.getpid()
-
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
-    killed, stopped, left = [ray.remote(type(name, (Idle,), {})).remote() for name in ("Killed", "Stopped", "Left")]
-    pids = ray.get([actor.pid.remote() for actor in (killed, stopped, left)])
-    os.kill(pids[0], 9)
-    ray.kill(stopped)
-    def runs(pid):
-        try:
-            return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-    while any(map(runs, pids[:2])):  # a kill takes its time on a busy machine
-        time.sleep(0.05)
-    for step in range(2):
-        with rltrace.span("step", step=step):
-            ray.get(left.pid.remote())
-    ray.shutdown()
-"""
-
-
-def test_killed_while_idle(tmp_path):
+def test_killed_while_idle(run):
     """A worker that was killed while idle is told from those that Ray stopped.
 
     Ray has one leave by itself, and ends all others when its driver leaves: those are nobody's death.
     """
-    run = tmp_path / "run"
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(ENDINGS))
-    command = [sys.executable, "-m", "rltrace", "exec", "--sample", "0", "--out", run, "--", sys.executable, program]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stderr
-    summary = summarize(Recording.open(run))
+    summary = summarize(run.recording)
     found = fates(summary)
     actors = {process.name: process for process in summary.processes if process.name in ("Killed", "Stopped", "Left")}
     assert {name: actor.ran_when_driver_left for name, actor in actors.items()} == {

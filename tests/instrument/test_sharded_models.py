@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import gc
 import json
-import subprocess
-import sys
-import textwrap
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
+from warm_python import run_source
 
 from rltrace.instrument.memory.sharded_models import (
     Fsdp2Params,
@@ -147,13 +147,8 @@ Moments = dict[str, dict[str, int]]
 @functools.cache
 def told_by(kind: str) -> tuple[Moments, dict[str, list[str]]]:
     """The rows at each moment of the program, and whose a single allocation for a model's parameters would be."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), kind],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_source("torch", PROGRAM, Path(folder), kind)
     assert done.returncode == 0, done.stderr
     moments, owners, fired, asked, left = json.loads(done.stdout.splitlines()[-1])
     assert fired > 0

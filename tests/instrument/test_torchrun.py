@@ -1,8 +1,12 @@
-"""Ranks of a program that torchrun starts: two real ones on gloo, each with a process below it."""
+"""Ranks of a program that torchrun starts: two real ones on gloo, one with a process below it."""
 
 import pytest
 from free_port import free_port
-from traced_runs import run_traced
+from traced_runs import run_traced, traced_environment
+from warm_python import warm
+
+from rltrace.read.recording import Recording
+from rltrace.record import manifest
 
 pytestmark = pytest.mark.run
 
@@ -19,8 +23,9 @@ if sys.argv[1:] == ["below"]:  # as an engine that a rank starts: a group of its
 else:
     dist.init_process_group("gloo")
     with rltrace.span("step", step=1), rltrace.phase("training"):
+        if dist.get_rank() == 1:
+            subprocess.run([sys.executable, __file__, "below"], check=True)
         dist.barrier()
-        subprocess.run([sys.executable, __file__, "below"], check=True)
 dist.destroy_process_group()
 """
 
@@ -41,45 +46,36 @@ def run(tmp_path_factory):
     return run
 
 
-BY_HAND = """
-import os, pathlib, subprocess, sys
-
-rank = pathlib.Path("rank.py")
-rank.write_text({source!r})
-address = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}", WORLD_SIZE="2")
-environments = [dict(os.environ, RANK=str(n), **address) for n in range(2)]
-ranks = [subprocess.Popen([sys.executable, str(rank)], env=environment) for environment in environments]
-sys.exit(max(one.wait() for one in ranks))
-"""
-
-
 def test_ranks_that_are_set_by_hand(tmp_path):
     """Without a launcher, `env://` with RANK and WORLD_SIZE says the rank; what a rank starts is none."""
-    run = run_traced(tmp_path, BY_HAND.format(source=RANK, port=free_port()))
-    assert run.returncode == 0, run.err
-    ranks = processes_with(run, "training")
+    folder, program = tmp_path / "recording", tmp_path / "rank.py"
+    manifest.create(folder, owner=None, command=[], config=None)
+    program.write_text(RANK)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    environments = [traced_environment(folder, RANK=rank, **address) for rank in "01"]
+    ended = warm("torch").run_together(program, environments, tmp_path, timeout_s=120)
+    assert [done.returncode for done in ended] == [0, 0], ended
+    recording = Recording.open(folder)
+    ranks = processes_with(recording, "training")
     assert sorted((process.role, process.rank, process.world_size) for process in ranks) == [
         ("worker", 0, 2),
         ("worker", 1, 2),
     ]
-    assert [(process.role, process.rank) for process in processes_with(run, "below")] == [("process", None)] * 2
+    assert [(process.role, process.rank) for process in processes_with(recording, "below")] == [("process", None)]
 
 
-def processes_with(run, name):
+def processes_with(recording, name):
     """Those that made a span of this name."""
-    return [process for process in run.recording.processes if any(e.name == name for e in process.events())]
+    return [process for process in recording.processes if any(e.name == name for e in process.events())]
 
 
 def test_each_process_of_torchruns_is_its_rank(run):
-    ranks = processes_with(run, "training")
+    ranks = processes_with(run.recording, "training")
     assert sorted((process.role, process.rank) for process in ranks) == [("worker", 0), ("worker", 1)]
 
 
 def test_child_of_a_rank_is_no_rank(run):
     """What a rank starts is no rank, though it inherits the rank's variables."""
-    below = processes_with(run, "below")
-    assert sorted(event.args["of"] for process in below for event in process.events() if event.name == "below") == [
-        0,
-        1,
-    ]
-    assert [(process.role, process.rank) for process in below] == [("process", None)] * 2
+    (below,) = processes_with(run.recording, "below")
+    assert [event.args["of"] for event in below.events() if event.name == "below"] == [1]
+    assert (below.role, below.rank) == ("process", None)

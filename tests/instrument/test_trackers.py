@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from warm_python import run_source
 
 from rltrace import plugins
 from rltrace.analysis.figures import figures
@@ -90,11 +91,10 @@ def scalars_of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def metrics_of_mlflow(folder: Path, run: str) -> dict[str, list[tuple[int, float]]]:
-    from mlflow import MlflowClient  # a second, and everybody who collects the tests would wait for it
-
-    client = MlflowClient(f"file:{folder}")
-    names = client.get_run(run).data.metrics
-    return {name: [(one.step, one.value) for one in client.get_metric_history(run, name)] for name in names}
+    """What is in MLflow's files, of which each is a metric's, and each line an instant, a value and a step."""
+    (metrics,) = folder.glob(f"*/{run}/metrics")
+    lines = {file: map(str.split, file.read_text().splitlines()) for file in metrics.rglob("*") if file.is_file()}
+    return {str(file.relative_to(metrics)): [(int(s), float(v)) for _, v, s in of] for file, of in lines.items()}
 
 
 @pytest.fixture(scope="module")
@@ -260,10 +260,7 @@ writer.close()
 
 def test_a_loop_without_marks(tmp_path: Path) -> None:
     """Its steps are told as far as they can be known while it goes on, until the program marks one itself."""
-    words = [sys.executable, "-c", LOOP, str(tmp_path / "run"), str(tmp_path / "events")]
-    done = subprocess.run(
-        words, capture_output=True, text=True, env={**os.environ, "RLTRACE_TRACKERS": "1"}, check=False
-    )
+    done = run_source("torch", LOOP, tmp_path, "run", "events", RLTRACE_TRACKERS="1")
     assert done.returncode == 0, done.stderr
     told = scalars_of_tensorboard(tmp_path / "events")["rltrace/step_seconds"]
     assert [step for step, _ in told] == [0, 1, 2, 3, 9]
@@ -301,11 +298,8 @@ def test_the_last_step_of_a_loop_without_marks(tmp_path: Path, monkeypatch: pyte
     There it has a row of its own, because no row of the program follows.
     """
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    words = [sys.executable, "-c", GENERATING, str(tmp_path / "run"), str(tmp_path / "events"), str(tmp_path / "x")]
     variables = {"RLTRACE_TRACKERS": "1", "WANDB_SILENT": "true", "RLTRACE_QUIET": "1"}
-    done = subprocess.run(
-        words, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **variables}, check=False
-    )
+    done = run_source("torch", GENERATING, tmp_path, "run", "events", "x", **variables)
     assert done.returncode == 0, done.stderr
     assert "did not take a step" not in done.stderr
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]

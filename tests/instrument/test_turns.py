@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from warm_python import run_source
 
 from rltrace.events import Turn
 from rltrace.hooks.boundaries import Boundary
@@ -132,11 +131,7 @@ OFFLOADED = f"""{SETUP}
 
 def told(folder: Path, kind: str, beats: str, text: str = TRAINING) -> list[tuple[str, bool]]:
     """What a real training step tells its ledger, in order."""
-    import json
-
-    program = folder / "training.py"
-    program.write_text(textwrap.dedent(text))
-    done = subprocess.run([sys.executable, program, kind, beats], capture_output=True, text=True, check=False)
+    done = run_source("torch", text, folder, kind, beats)
     assert done.returncode == 0 and "failed" not in done.stderr, done.stderr
     return [(name, in_pass) for name, in_pass in json.loads(done.stdout)]
 

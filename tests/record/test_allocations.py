@@ -504,7 +504,7 @@ TRAIN = (
 
 def test_owners_only_on_chosen_step(tmp_path: Path) -> None:
     """Owners are set where their bytes come into being, and only on the chosen step."""
-    run = run_traced(tmp_path, TRAIN, imported="torch.distributed.fsdp")
+    run = run_traced(tmp_path, TRAIN, imported="torch")
     assert run.returncode == 0, run.err
     said = json.loads(run.out.splitlines()[-1])
 
