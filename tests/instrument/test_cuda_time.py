@@ -7,8 +7,6 @@ one of a GPU, and only `CudaEvents` is replaced.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,6 +17,7 @@ from rltrace_reference import grpo, weight_sync
 from sharded_runs import TRAIN, train
 from test_summary_screen import screen
 from traced_runs import TracedRun, run_traced
+from warm_python import run_source
 
 from rltrace.analysis import summarize
 from rltrace.events import Span
@@ -392,12 +391,12 @@ def test_no_event_makes_a_context(
         assert made == [torch]
 
 
-def test_process_without_cuda_stays_so() -> None:
+def test_process_without_cuda_stays_so(tmp_path: Path) -> None:
     """A process that does not use CUDA is not made to."""
     code = (
         "import torch; from rltrace.instrument.torch.cuda_time import CudaPairs\n"
         "with CudaPairs().span('x'): pass\n"
         "print(torch.cuda.is_initialized())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    done = run_source("torch", code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr

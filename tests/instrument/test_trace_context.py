@@ -57,14 +57,14 @@ def url():
     server.server_close()
 
 
-def requests_of(tmp_path, url, mode, **environment):
-    """The run, the context of the program's span, and the headers that the server got by client."""
-    source = (PROGRAMS / "trace_context.py").read_text().replace("sys.argv[1:]", repr([mode, url]))
+def requests_of(tmp_path, url, *modes, **environment):
+    """The run, and in each mode the context of the program's span and the headers that the server got by client."""
+    source = (PROGRAMS / "trace_context.py").read_text().replace("sys.argv[1:]", repr([url, *modes]))
     run = run_traced(tmp_path, source, **environment)
     assert (run.returncode, run.err) == (0, "")
-    own, answers = json.loads(run.out)
-    assert tuple(answers) == CLIENTS
-    return run, own, answers
+    said = [json.loads(line) for line in run.out.splitlines()]
+    assert [tuple(answers) for _, answers in said] == [CLIENTS] * len(modes)
+    return run, said
 
 
 def sent(answers, header="traceparent"):
@@ -79,7 +79,15 @@ def from_all(*values):
 
 @pytest.fixture(scope="module")
 def with_sdk(tmp_path_factory, url):
-    return requests_of(tmp_path_factory.mktemp("sdk"), url, "sdk")
+    run, ((own, answers),) = requests_of(tmp_path_factory.mktemp("sdk"), url, "sdk")
+    return run, own, answers
+
+
+@pytest.fixture(scope="module")
+def asked_for(tmp_path_factory, url):
+    """What a program without a span sends if a context is asked for: where it has a context of its own, and none."""
+    _, said = requests_of(tmp_path_factory.mktemp("asked"), url, "own", "none", RLTRACE_TRACE_CONTEXT="1")
+    return [answers for _, answers in said]
 
 
 def test_requests_carry_the_context(with_sdk):
@@ -99,26 +107,24 @@ def test_arrows_leave_with_requests(with_sdk):
     assert set(trajectory.flows_out) == {f"otel:{trace_id}:{span_id}"}
 
 
-def test_context_of_the_program_stays(tmp_path, url):
+def test_context_of_the_program_stays(asked_for):
     """What the program sends itself is left alone."""
-    _, _, answers = requests_of(tmp_path, url, "own", RLTRACE_TRACE_CONTEXT="1")
+    answers, _ = asked_for
     assert sent(answers) == from_all(f"00-{'a' * 32}-{'b' * 16}-01")
 
 
-def test_no_context_without_a_span(tmp_path, url):
+def test_no_context_without_a_span(tmp_path, url, asked_for):
     """Without a span nothing is sent, unless it is asked for; then each request begins a trace."""
-    for folder in ("none", "asked"):
-        (tmp_path / folder).mkdir()
-    _, _, answers = requests_of(tmp_path / "none", url, "none")
+    _, ((_, answers),) = requests_of(tmp_path, url, "none")
     assert sent(answers) == from_all()
-    _, _, answers = requests_of(tmp_path / "asked", url, "none", RLTRACE_TRACE_CONTEXT="1")
+    _, answers = asked_for
     begun = [value for (value,) in sent(answers).values()]
     assert all(context._FORM.fullmatch(value) for value in begun)
     assert len({value.split("-")[1] for value in begun}) == len(CLIENTS)
 
 
 def test_nothing_is_sent_if_that_is_asked(tmp_path, url):
-    run, _, answers = requests_of(tmp_path, url, "sdk", RLTRACE_TRACE_CONTEXT="0")
+    run, ((_, answers),) = requests_of(tmp_path, url, "sdk", RLTRACE_TRACE_CONTEXT="0")
     assert sent(answers) == from_all()
     reasons = {hook["reason"] for hook in run.hooks().values() if hook["instrumentation"].endswith("_context")}
     assert reasons == {"RLTRACE_TRACE_CONTEXT=0"}

@@ -1,6 +1,7 @@
-"""Asks a server over HTTP with each client, and prints as JSON what it got: `trace_context.py none|sdk|own URL`.
+"""Asks a server over HTTP with each client, and prints what it got: `trace_context.py URL none|sdk|own …`.
 
 none: the program has no OpenTelemetry. sdk: it has a span of the SDK's. own: it sends a context itself.
+Each has a line of JSON.
 """
 
 import asyncio
@@ -11,12 +12,11 @@ import aiohttp
 import httpx
 import requests
 
-MODE, URL = sys.argv[1:]
+URL, *MODES = sys.argv[1:]
 
 
-def ask():
+def ask(headers):
     """Ask with each client, one after the other."""
-    headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"} if MODE == "own" else {}
     with requests.Session() as session:
         yield "requests", session.get(URL, headers=headers).json()
     with httpx.Client() as client:
@@ -32,18 +32,22 @@ async def ask_at_once(headers):
             return {"async httpx": answer.json(), "aiohttp": await response.json()}
 
 
-def main():
-    if MODE == "sdk":
-        from opentelemetry import baggage, context, trace
-        from opentelemetry.sdk.trace import TracerProvider
+def ask_in_a_span():
+    """Ask within a span of the SDK's; return its context too."""
+    from opentelemetry import baggage, context, trace
+    from opentelemetry.sdk.trace import TracerProvider
 
-        trace.set_tracer_provider(TracerProvider())
-        context.attach(baggage.set_baggage("user", "somebody"))
-        with trace.get_tracer("agent").start_as_current_span("trajectory") as span:
-            known = span.get_span_context()
-            print(json.dumps([f"00-{known.trace_id:032x}-{known.span_id:016x}-{known.trace_flags:02x}", dict(ask())]))
-    else:
-        print(json.dumps([None, dict(ask())]))
+    trace.set_tracer_provider(TracerProvider())
+    context.attach(baggage.set_baggage("user", "somebody"))
+    with trace.get_tracer("agent").start_as_current_span("trajectory") as span:
+        known = span.get_span_context()
+        return [f"00-{known.trace_id:032x}-{known.span_id:016x}-{known.trace_flags:02x}", dict(ask({}))]
+
+
+def main():
+    own = {"none": {}, "own": {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}}
+    for mode in MODES:
+        print(json.dumps(ask_in_a_span() if mode == "sdk" else [None, dict(ask(own[mode]))]))
 
 
 main()

@@ -10,8 +10,6 @@ import functools
 import itertools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +23,7 @@ from rltrace.read.recording import Recording
 from rltrace.record import allocation_steps, manifest
 
 ROOT = Path(rltrace.__file__).parents[1]
-STARTUP = ROOT / "rltrace" / "startup"
+STARTUP = ROOT / "rltrace" / "hooks" / "startup"
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 every_release = pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.version)
@@ -91,19 +89,6 @@ class Exercised:
         return [span for span in self.spans if span.name == name and "error" not in span.args]
 
 
-def output_of(scratch, variables, program):
-    """What a program of this folder prints, started on its own."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / program)],
-        env=variables,
-        cwd=scratch,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return said_by(done)
-
-
 def said_by(done):
     """What a program printed that came to its end, with no hook that fails."""
     assert done.returncode == 0, done.stderr[-4000:]
@@ -118,11 +103,17 @@ def with_dependencies(folders):
     return Warm("dependencies", {**os.environ, **SETTINGS, "PYTHONPATH": path})
 
 
-def forked_output(scratch, release, program, folder):
-    """What a program of this folder prints, forked from a Python that has what the release's dependencies are."""
+def forked_output(scratch, release, program, *words, recording=None):
+    """What a program of this folder prints, forked from a Python that has what the release's dependencies are.
+
+    The start-up hook has it join a Recording, if one is named.
+    """
     python = with_dependencies(tuple(release.folders[1:]))
     variables = environment(release, scratch, ROOT)
-    return said_by(python.run(HERE / program, variables, scratch, timeout_s=600, words=[str(folder)]))
+    if recording:
+        path = f"{STARTUP}{os.pathsep}{variables['PYTHONPATH']}"
+        variables |= {"PYTHONPATH": path, "RLTRACE_DIR": str(recording)}
+    return said_by(python.run(HERE / program, variables, scratch, timeout_s=600, words=words))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +124,7 @@ def exercised(tmp_path_factory):
     def exercise(release):
         scratch = tmp_path_factory.mktemp(release.version)
         folder = scratch / "recording"
-        out = forked_output(scratch, release, "exercise_hooks.py", folder)
+        out = forked_output(scratch, release, "exercise_hooks.py", str(folder))
         return Exercised(json.loads(out), folder)
 
     return exercise
@@ -542,9 +533,7 @@ def dispatched(tmp_path_factory):
         scratch = tmp_path_factory.mktemp(f"dispatch-{release.version}")
         folder = scratch / "recording"
         manifest.create(folder, owner=None, command=[], config=None)
-        variables = environment(release, scratch, ROOT)
-        path = f"{STARTUP}:{variables['PYTHONPATH']}"
-        out = output_of(scratch, {**variables, "PYTHONPATH": path, "RLTRACE_DIR": str(folder)}, "dispatch_calls.py")
+        out = forked_output(scratch, release, "dispatch_calls.py", recording=folder)
         return Dispatched(out, folder)
 
     return dispatch
@@ -701,7 +690,7 @@ def two_ranks(tmp_path_factory):
     def train(release):
         scratch = tmp_path_factory.mktemp(f"two-{release.version}")
         folder = scratch / "recording"
-        forked_output(scratch, release, "two_ranks.py", folder)
+        forked_output(scratch, release, "two_ranks.py", str(folder))
         processes = sorted(Recording.open(folder).processes, key=lambda process: process.rank)
         spans = [[event for event in process.events() if isinstance(event, Span)] for process in processes]
         assert len(spans) == 2
