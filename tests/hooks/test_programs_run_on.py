@@ -25,13 +25,10 @@ OUR_FRAME = re.compile(r'  File "[^"]*/rltrace/(?:hooks|host|record|instrument)/
 CALL_FRAME = re.compile(r'  File "[^"]*/torch/nn/modules/module\.py", line \d+, in _wrapped_call_impl\n(?:    .*\n)*')
 
 
-FSDP = "torch.distributed.fsdp"
-
-
 def run(tmp_path: Path, program: str, *, traced: bool, broken: str = "") -> TracedRun:
     """Run a program as it is, or traced with its hooks broken at one place.
 
-    Broken hooks of FSDP2 are put in place in a Python that has imported it.
+    Broken hooks of FSDP2 are put in place in a Python that has imported FSDP2 already.
     """
     folder = tmp_path / "recording"
     manifest.create(folder, owner=None, command=[], config=None)
@@ -42,7 +39,7 @@ def run(tmp_path: Path, program: str, *, traced: bool, broken: str = "") -> Trac
     add_service_hooks(tmp_path)
     file = PROGRAMS / f"{program}.py"
     if program == "fsdp2_training" and broken:
-        done = warm(FSDP).run(file, environment, tmp_path, timeout_s=240)
+        done = warm("torch").run(file, environment, tmp_path, timeout_s=240)
     else:
         command = [sys.executable, str(file)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
