@@ -505,16 +505,8 @@ def _explain(message: str, values: Any) -> str:
 
 
 def _section_at(key: str) -> type[Section]:
-    sections: dict[str, type[Section]] = {
-        "model": ModelConfig,
-        "task": TaskConfig,
-        "rollout": RolloutConfig,
-        "actor": ActorConfig,
-        "ref": RefConfig,
-        "kernels": KernelsConfig,
-        "allocations": AllocationsConfig,
-    }
-    return sections.get(key, Config)
+    kind = get_type_hints(Config).get(key)
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else Config
 
 
 def _choices(key: str) -> tuple[Any, ...]:

@@ -48,7 +48,7 @@ SAMPLE_OPTION = click.option(
     default=INTERVAL_SECONDS,
     show_default=True,
     type=click.FloatRange(0),
-    help="Seconds between two samples of this host and its GPUs; 0: none.",
+    help="Seconds between two samples of this host and its GPUs; GPU memory every 0.1 s at most; 0: none.",
 )
 
 

@@ -8,8 +8,8 @@ known.
 None of these files imports its framework: hooks wait until the program does that, and `hooks/` makes and holds them.
 The package itself can be called: `rltrace.instrument()` traces the program that calls it.
 
-To add a framework, write one file, a line in `rltrace/plugins.py`, and a row in `docs/versions.md`. To take for an
-example: `reference/phases.py` where every phase is a call, `trl/` where a phase begins and ends in two calls,
+To add a framework, write one file and a line in `rltrace/plugins.py`; `CONTRIBUTING.md` (Add a hook) has the rest. Good
+examples are `reference/phases.py` where every phase is a call, `trl/` where a phase begins and ends in two calls, and
 `torch_memory_saver.py` for memory that sleeps. A span named `step` is a step; one named as in `events.PHASES` is a
 phase.
 """
