@@ -1,4 +1,4 @@
-"""A killed engine is named, and nobody is left behind. Real processes, really killed, without rltrace.
+"""How a run without rltrace ends. A killed engine is named, and nobody is left behind; the processes are real.
 
 A killed worker and a killed driver are in tests/cli/test_cli_run.py, traced, and in tests/hostile, without rltrace. A
 driver that is told to end is in test_reference_learning.py, and weights that got lost are in test_reference_tiny.py.
@@ -30,3 +30,9 @@ def test_killed_engine_is_named(run: subprocess.Popen[str]) -> None:
     victim.send_signal(signal.SIGSTOP)  # the ranks now wait for it
     time.sleep(1)
     runs.kill_and_name("engine", victim, run, how="killed by SIGKILL")
+
+
+def test_whole_run_ends_quietly(tmp_path: Path) -> None:
+    """A run that nobody kills makes all its steps, exits with 0 and writes nothing to stderr."""
+    records = runs.finish(tmp_path, ranks=1, steps=2, **runs.TINY)
+    assert [record["step"] for record in records] == [0, 1]
