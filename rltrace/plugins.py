@@ -130,15 +130,13 @@ def load(reference: str) -> Any:
 
 
 def _entry_points(group: str) -> dict[str, str]:
-    return dict(_all_entry_points(tuple(sys.path)).get(group, {}))
+    return {entry.name: entry.value for entry in _all_entry_points(tuple(sys.path)).select(group=group)}
 
 
 @functools.lru_cache(maxsize=4)
-def _all_entry_points(_path: tuple[str, ...]) -> dict[str, dict[str, str]]:
-    """Return those of other distributions by group; once for each path, for it reads a file of each distribution."""
+def _all_entry_points(_path: tuple[str, ...]) -> Any:
+    """Look for them once for each path, for it reads a file of each distribution."""
     # Imported here: a laptop's `import rltrace` should not pay its 24 ms.
     from importlib.metadata import entry_points
 
-    groups = ("rltrace.instrumentations", "rltrace.exporters", "rltrace.findings")
-    every = entry_points()
-    return {group: {entry.name: entry.value for entry in every.select(group=group)} for group in groups}
+    return entry_points()
