@@ -29,19 +29,21 @@ def weights(config: Config) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.fixture
-def rollout(config: Config) -> Iterator[Rollout]:
-    """A real engine process."""
+def started(config: Config) -> Iterator[Rollout]:
+    """A real engine process, until it is no longer needed."""
     handle = Rollout(config, rank=0)
     handle.start()
     yield handle
     handle.close()
+
+
+@pytest.fixture
+def rollout(config: Config) -> Iterator[Rollout]:
+    """A real engine process."""
+    yield from started(config)
 
 
 @pytest.fixture(scope="module")
 def lasting_rollout(config: Config) -> Iterator[Rollout]:
     """A real engine process for all tests of a file that leave it as they found it, with any weights."""
-    handle = Rollout(config, rank=0)
-    handle.start()
-    yield handle
-    handle.close()
+    yield from started(config)
