@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import pytest
 from installed import Environment, make_core
+from shipped import VERL
 
 from rltrace.analysis import summarize
 from rltrace.extras import requirements
@@ -25,7 +26,6 @@ from rltrace.read.recording import Recording
 
 THERE = {"psutil>=5.9"}
 """Of an extra, and needed by the core too."""
-VERL = Path(__file__).parents[1] / "examples" / "recordings" / "verl_8b_4gpu.zip"
 
 PROGRAM = """
 import sys

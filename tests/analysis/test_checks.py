@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from planted_runs import PlantedRun, look
 from recordings import Written, sample, span
+from shipped import VERL, opened
 
 from rltrace.analysis.budget import ALWAYS, SHARE, Amount, amount, budget
 from rltrace.analysis.checks import BROKEN, OK, UNJUDGED, Check, Checked, checked
@@ -16,8 +17,6 @@ from rltrace.analysis.measures import Judged
 from rltrace.analysis.summary import analyse
 from rltrace.errors import ConfigError
 from rltrace.read.recording import Recording
-
-EXAMPLES = Path(__file__).parents[2] / "examples" / "recordings"
 
 
 def judged(recording: Recording) -> Judged:
@@ -234,7 +233,7 @@ def test_wrong_words(most: tuple[str, ...], baseline: str | None, shares: tuple[
 
 def test_workers_that_ray_ends_are_complete() -> None:
     """A run whose idle workers Ray ended is complete, to `check` and in the JSON as on the first screen."""
-    found = judged(Recording.open(EXAMPLES / "verl_8b_4gpu.zip"))
+    found = judged(opened(VERL))
     assert any(process.state == "died" for process in found.summary.processes)
     assert found.summary.complete and of("complete", below(found, "step=20s")).state == OK
 

@@ -9,14 +9,13 @@ import pytest
 from click.testing import CliRunner
 from planted_runs import CLOSE, PlantedRun
 from recordings import Written, span
+from shipped import VERL, why_of
 
 from rltrace.analysis.findings import Why, why
 from rltrace.analysis.findings.critical_path import CriticalPath
 from rltrace.analysis.summary import analyse
 from rltrace.cli import main
-from rltrace.read.recording import Recording
 
-RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
 INJECTED = 0.5
 
 
@@ -141,7 +140,7 @@ def test_no_path_has_a_reason(tmp_path: Path, records: list[Any]) -> None:
 
 def test_path_of_verl() -> None:
     """In the shipped run of verl rank 0's rollout and rank 3's reference model are waited for in each step."""
-    path = path_of(why(analyse(Recording.open(RECORDINGS / "verl_8b_4gpu.zip"))))
+    path = path_of(why_of(VERL))
     lanes = {part.phase: part.lanes for part in path.parts if part.phase}
     assert lanes["rollout.generate"] == {"rank 0": 3} and lanes["ref.log_prob"] == {"rank 3": 3}
     assert sum(part.seconds for part in path.parts) == pytest.approx(path.seconds)

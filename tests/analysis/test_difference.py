@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from recordings import Written, sample, span
+from shipped import QWEN, VERL
 
 from rltrace.analysis.difference import Difference, Seconds, Setting, difference, same_program, settings
 from rltrace.analysis.encoded import as_json
@@ -247,8 +248,7 @@ def test_run_equals_itself(runs: tuple[Path, Path]) -> None:
 
 def test_two_real_programs() -> None:
     """Real runs of two programs are compared."""
-    recordings = Path(__file__).parents[2] / "examples" / "recordings"
-    result = call(recordings / "qwen3_8b_4gpu.zip", recordings / "verl_8b_4gpu.zip")
+    result = call(QWEN, VERL)
     assert result.exit_code == 0
     assert "What differs" not in result.stdout, "the same packages"
     assert "These are different programs: of their settings, only machines" in result.stdout

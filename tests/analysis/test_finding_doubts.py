@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from planted_runs import PlantedRun
 from recordings import Written, sample, span
+from shipped import VERL, why_of
 
 from rltrace.analysis.findings import Why, why
 from rltrace.analysis.selected import selected
@@ -36,8 +37,7 @@ def test_whole_run_has_no_doubt(tmp_path: Path) -> None:
 
 def test_processes_that_ray_let_go_are_no_doubt() -> None:
     """Workers that Ray ended when the driver of a whole run left its cluster are not said to have died."""
-    shipped = Path(__file__).parents[2] / "examples" / "recordings" / "verl_8b_4gpu.zip"
-    assert judge(Recording.open(shipped)).doubts == []
+    assert why_of(VERL).doubts == []
 
 
 def test_run_that_goes_on(tmp_path: Path) -> None:

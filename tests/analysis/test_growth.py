@@ -16,6 +16,7 @@ import pytest
 from file_limit import files_of_at_most
 from recordings import _marked
 from same_seen import _said
+from shipped import VERL
 
 from rltrace.analysis import growth
 from rltrace.analysis.encoded import as_json
@@ -29,8 +30,6 @@ from rltrace.read import cache, native
 from rltrace.read.recording import Process, Recording
 from rltrace.read.records import whole_bytes
 from rltrace.record import checksum, manifest
-
-SHIPPED = Path(__file__).parents[2] / "examples" / "recordings" / "verl_8b_4gpu.zip"
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="only natively decoded processes go on")
 
@@ -104,7 +103,7 @@ class Live:
 
 def shipped_worker(folder: Path) -> Live:
     """Return a process that has recorded typed spans, looks at memory and arrows; of them in three segments."""
-    process = next(process for process in Recording.open(SHIPPED).processes if process.name == "rank 2 worker")
+    process = next(process for process in Recording.open(VERL).processes if process.name == "rank 2 worker")
     # It was recorded before hooks marked their spans.
     contents = [b"".join(map(marked, records(segment.content))) for segment in process.segments()]
     types = [{"kind": "type", "number": number, **declared._asdict()} for number, declared in process.types.items()]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from shipped import OTHER_HOST, QWEN, VERL, summary_of
 
-from rltrace.analysis import summarize
 from rltrace.analysis.noise import FALSE_ALARMS, change, surely_above
-from rltrace.read.recording import Recording
 
-RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
 GPU = {
-    "reference run, 4 GPUs": "qwen3_8b_4gpu.zip",
-    "another host, 4 GPUs": "qwen3_8b_4gpu_other_host.zip",
-    "verl, 4 GPUs": "verl_8b_4gpu.zip",
+    "reference run, 4 GPUs": QWEN,
+    "another host, 4 GPUs": OTHER_HOST,
+    "verl, 4 GPUs": VERL,
 }
 LAPTOP_SECONDS = (
     0.916, 1.003, 0.786, 0.926, 0.948, 0.828, 0.882, 0.835, 1.221, 0.996, 1.269, 1.107, 0.777, 0.821, 0.870, 0.941,
@@ -39,7 +36,7 @@ steps deviates by QUIET * sqrt(2 / 20) then, of which log(1.1) is 2.71 (Student'
 def recorded(name: str) -> NDArray[np.float64]:
     if name not in GPU:
         return np.array(LAPTOP_SECONDS)
-    return np.array([step.seconds for step in summarize(Recording.open(RECORDINGS / GPU[name])).steps if step.steady])
+    return np.array([step.seconds for step in summary_of(GPU[name]).steps if step.steady])
 
 
 def alarms(steps: NDArray[np.float64], longer: float) -> tuple[float, float]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from shipped import QWEN
 
 from rltrace.analysis.findings.finding import Finding, UnjudgeableError
 from rltrace.analysis.findings.planned_settings import judge
@@ -16,13 +16,11 @@ from rltrace.analysis.memory import OutOfMemory
 from rltrace.analysis.summary import Analysed, analyse
 from rltrace.read.recording import Recording
 
-RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
-
 
 @pytest.fixture(scope="module")
 def analysed() -> Analysed:
     """The shipped 8B run."""
-    return analyse(Recording.open(RECORDINGS / "qwen3_8b_4gpu.zip"))
+    return analyse(Recording.open(QWEN))
 
 
 @pytest.fixture

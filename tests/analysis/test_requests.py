@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from recordings import SECOND, Written, span
 from rich.console import Console
+from shipped import VERL, summary_of
 
 from rltrace.analysis import Summary, summarize
 from rltrace.analysis.requests import Requests
 from rltrace.cli.tables import show
 from rltrace.read.recording import Recording
 
-VERL = Path(__file__).parents[2] / "examples" / "recordings" / "verl_8b_4gpu.zip"
 ENDED_S = 100
 
 Records = list[list[Any]]
@@ -290,7 +290,7 @@ def test_first_screen_where_the_engine_has_most(tmp_path: Path) -> None:
 
 def test_every_request_of_a_real_run_is_joined() -> None:
     """verl 0.9.1 with vLLM 0.24 on four GPUs; in its first step verl waited 13 s for its load balancer to start."""
-    summary = summarize(Recording.open(VERL))
+    summary = summary_of(VERL)
     assert [(row.step, row.count, row.unjoined) for row in summary.requests_by_step] == [
         (step, 64, {}) for step in (1, 2, 3, 4)
     ]

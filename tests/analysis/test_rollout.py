@@ -11,6 +11,7 @@ import pytest
 from planted_runs import PlantedRun
 from recordings import SECOND, Written, span
 from rich.console import Console
+from shipped import QWEN, VERL, summary_of
 
 from rltrace.analysis import Summary, summarize
 from rltrace.analysis.distributions import Distribution
@@ -18,9 +19,7 @@ from rltrace.analysis.findings import why
 from rltrace.analysis.rollout import StepRollout
 from rltrace.analysis.summary import analyse
 from rltrace.cli.tables import show
-from rltrace.read.recording import Recording
 
-RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
 Records = list[list[Any]]
 
 
@@ -383,7 +382,7 @@ def test_turns_are_what_a_program_says(tmp_path: Path) -> None:
 
 def test_shipped_verl_run() -> None:
     """Four steps of 8 prompts, 8 samples each, on 4 servers that had equal work."""
-    summary = summarize(Recording.open(RECORDINGS / "verl_8b_4gpu.zip"))
+    summary = summary_of(VERL)
     assert [(row.step, row.trajectories, row.requests) for row in summary.rollout_by_step] == [
         (step, 64, 64) for step in (1, 2, 3, 4)
     ]
@@ -400,7 +399,7 @@ def test_shipped_verl_run() -> None:
 
 def test_shipped_run_without_trajectories() -> None:
     """vLLM's ids say which samples are of one prompt."""
-    found = summarize(Recording.open(RECORDINGS / "qwen3_8b_4gpu.zip")).rollout
+    found = summary_of(QWEN).rollout
     assert found is not None and found.prompts is not None and found.tail is not None
     assert (found.requests, found.trajectories, found.prompts.prompts, found.prompts.most_samples) == (192, 0, 24, 8)
     assert found.unknown["turns"] == "no trajectory was recorded"

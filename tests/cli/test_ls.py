@@ -14,14 +14,13 @@ import pytest
 from click.testing import CliRunner, Result
 from inferred_loops import HOOK, learn
 from recordings import Written, span, two_ranks
+from shipped import RECORDINGS
 
 from rltrace.analysis import listing, summarize
 from rltrace.cli import main
 from rltrace.read import ending
 from rltrace.read.recording import Recording
 from rltrace.record import manifest
-
-RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
 
 
 def call(*words: object) -> Result:

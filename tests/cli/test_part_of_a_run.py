@@ -12,13 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 from recordings import Written, span, two_ranks, two_workers
+from shipped import QWEN, VERL
 
 from rltrace.analysis import browsable
 from rltrace.cli import main
 from rltrace.read.selection import numbers
-
-RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
-QWEN, VERL = RECORDINGS / "qwen3_8b_4gpu.zip", RECORDINGS / "verl_8b_4gpu.zip"
 
 
 def call(*words: object) -> Result:

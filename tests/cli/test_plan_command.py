@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from shipped import QWEN, VERL
 
 from rltrace.cli import main
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "examples" / "qwen3_8b_4gpu.yaml"
-OURS, VERL = (ROOT / "examples" / "recordings" / f"{name}_8b_4gpu.zip" for name in ("qwen3", "verl"))
 QWEN3_8B = (
     "vocab_size=151936,hidden_size=4096,num_hidden_layers=36,num_attention_heads=32,num_key_value_heads=8,"
     "head_dim=128,intermediate_size=12288"
@@ -69,11 +69,11 @@ def test_the_reference_run_and_its_recording_agree() -> None:
     """A configuration is planned as the run that was made of it, whose measured contexts change little."""
     pytest.importorskip("yaml")
     before = planned(REFERENCE, "--gpu", "H200")
-    after = planned(OURS)
+    after = planned(QWEN)
     assert before["parameters"] == after["parameters"] == 8_190_735_360
     assert before["peak_phase"] == after["peak_phase"] == "rollout.generate"
     assert after["peak_bytes"] == pytest.approx(before["peak_bytes"], rel=0.01)
-    assert (before["recording"], after["recording"]) == (None, str(OURS))
+    assert (before["recording"], after["recording"]) == (None, str(QWEN))
     assert sum(owner["bytes"] for owner in before["owners"].values()) == before["peak_bytes"]
 
 
@@ -121,14 +121,14 @@ def test_trl_is_read_from_yaml_and_arguments(tmp_path: Path, checkpoint: Path) -
 
 def test_the_screen_says_what_the_json_does() -> None:
     """The verdict, the peak with its uncertainty, each ceiling and what is not known are on the screen."""
-    done = call(OURS)
+    done = call(QWEN)
     assert done.exit_code == 0, done.output
-    found = planned(OURS)
+    found = planned(QWEN)
     assert f"{found['verdict']}: peak {found['peak_bytes'] / 2**30:.2f} GiB ±" in done.stdout
     assert all(owner in done.stdout for owner in found["owners"])
     for one in found["ceilings"]:
         assert one["setting"].rpartition(".")[2] in done.stdout
-    assert f"taken from {OURS}" in " ".join(done.stdout.split())
+    assert f"taken from {QWEN}" in " ".join(done.stdout.split())
     assert "its peak was 62.86 GiB; 84 of 84 figures are within 5 % or 512 MiB" in " ".join(done.stdout.split())
 
 

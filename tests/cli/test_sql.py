@@ -19,9 +19,6 @@ from recordings import Written, sample, span, two_ranks
 from rltrace.cli import main
 from rltrace.record import manifest
 
-RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
-QWEN = RECORDINGS / "qwen3_8b_4gpu.zip"
-
 
 def call(*words: object, stdin: str | None = None) -> Result:
     return CliRunner().invoke(main, ["sql", *map(str, words)], prog_name="rltrace", input=stdin)

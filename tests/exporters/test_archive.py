@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from recording_file import RecordingFile
 from rltrace_exporters import archive
 from rltrace_exporters.archive import Archive
+from shipped import RECORDINGS
 from test_perfetto import export as as_perfetto
 
 from rltrace.cli import main
@@ -409,7 +410,7 @@ def test_what_is_unpacked_is_for_its_user_alone(run: Path, temporary: Path) -> N
 
 def test_shipped_archives_are_far_below_limits() -> None:
     """The shipped archives stay far below every limit."""
-    shipped = list((Path(__file__).parents[2] / "examples" / "recordings").glob("*.zip"))
+    shipped = list(RECORDINGS.glob("*.zip"))
     assert shipped
     for file in shipped:
         with zipfile.ZipFile(file) as packed:

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import sanitized
+from shipped import VERL
 
 from rltrace.host.native_library import DECODER
 from rltrace.read import native
@@ -26,7 +27,6 @@ from rltrace.read.columns import ARGUMENTS, NUMBERS
 from rltrace.read.native import groups, intervals, packets
 from rltrace.read.recording import Recording
 
-SHIPPED = Path(__file__).parents[2] / "examples" / "recordings" / "verl_8b_4gpu.zip"
 PIECE_BYTES = 2000
 TYPES = [native.Type(-1, "typed", ["bytes", "bytes", "error"], True), native.Type(-2, "other", [], False)]
 SPECIAL = [*range(0xC0, 0xE0), 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0x7F, 0x00, 0xFF]
@@ -35,7 +35,7 @@ SPECIAL = [*range(0xC0, 0xE0), 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0x7F, 0x00, 0
 
 def _seeds() -> list[bytes]:
     """Pieces of real segments, and records of the kinds that these lack."""
-    processes = Recording.open(SHIPPED).processes
+    processes = Recording.open(VERL).processes
     contents = [segment.content for process in processes for segment in process.segments()]
     rare = [
         [-1, 5, 6, 0, 1, None, True], [-1, "x", [1, {"a": 2}], 0, 2, {"error": "E"}, True], [1, 9, {"bytes": 1}, True],

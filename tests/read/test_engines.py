@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from recordings import Written, span
+from shipped import VERL, opened
 
 from rltrace.read.recording import Recording, in_order
-
-RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
 
 
 def names(recording: Recording) -> list[str]:
@@ -21,7 +20,7 @@ def test_verls_engines_have_ranks() -> None:
 
     Workers are on a rank's GPU; engines have none, and their servers and workers know.
     """
-    found = names(Recording.open(RECORDINGS / "verl_8b_4gpu.zip"))
+    found = names(opened(VERL))
     parts = ("worker", "server", "EngineCore", "Worker 0")
     assert [name for name in found if name.startswith("rank")] == [
         f"rank {n} {part}" for n in range(4) for part in parts
