@@ -58,6 +58,7 @@ SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # what is called without Ray raises, and starts none
 }
 """Variables of every release."""
 
