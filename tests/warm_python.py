@@ -23,9 +23,12 @@ from types import CodeType
 from typing import Any
 
 HERE = Path(__file__).parent
-ALSO = {"torch": ("torch._dynamo", "torch.distributed.fsdp")}
+ALSO = {
+    "torch": ("torch._dynamo", "torch.distributed.fsdp"),
+    "rltrace.__main__": ("rltrace.cli.tables", "matplotlib.backends.backend_svg", "pandas", "pyarrow.parquet"),
+}
 """What comes with a module sooner or later: the first optimizer imports dynamo, which takes as long as torch, and which
-imports FSDP."""
+imports FSDP. Each command imports what it needs."""
 
 # ---- of the tests
 
@@ -132,7 +135,7 @@ def _run(command: list[str], environment: dict[str, str], cwd: str, streams: lis
     os.environ.update(environment)
     os.chdir(cwd)
     for number, path in enumerate([os.devnull, *streams]):
-        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
     ahead = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.argv, sys.path[:] = command, [*ahead, *behind]
     sys.modules.pop("sitecustomize", None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,8 +13,12 @@ from pathlib import Path
 
 import pytest
 from documents import FOLDERS, ROOT, anchors, blocks, documents, links, paths, prose
+from warm_python import warm
 
 SHELL, PYTHON = {"sh"}, {"python"}
+BASH = ("bash", "-euo", "pipefail", "-c")
+PLAIN = re.compile(r"""rltrace (?!exec|view)([\w ./=%,-]|"[\w ./=%,'*()-]*")*(#.*)?""")
+"""A command of rltrace's that ends by itself, of words in which a shell finds nothing of its own."""
 NO_COMMANDS = {"text", "yaml", "json", "toml", "jsonl", "sql"}
 VARIABLE = re.compile(r"\bRLTRACE_[A-Z][A-Z_]*\b")
 PROGRAM = """\
@@ -70,15 +76,20 @@ def folder(workplace: Path, tmp_path: Path) -> Path:
     return place
 
 
-def run(command: list[object], folder: Path, workplace: Path) -> str:
-    """What a command says; it must end well."""
+def environment_in(workplace: Path) -> dict[str, str]:
+    """That of a command: ours, with `rltrace` as this workplace has it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
     path = os.pathsep.join([str(workplace / "bin"), str(Path(sys.executable).parent), environment["PATH"]])
+    return {**environment, "PATH": path}
+
+
+def run(command: list[object], folder: Path, workplace: Path) -> str:
+    """What a command says; it must end well."""
     done = subprocess.run(
         [str(word) for word in command],
         check=False,
         cwd=folder,
-        env={**environment, "PATH": path},
+        env=environment_in(workplace),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -89,17 +100,36 @@ def run(command: list[object], folder: Path, workplace: Path) -> str:
     return done.stdout
 
 
+def run_shell(text: str, folder: Path, workplace: Path) -> None:
+    """Run a block of shell; its plain commands in forked children of a Python that has imported what they import."""
+    for is_plain, lines in itertools.groupby(text.splitlines(), lambda line: PLAIN.fullmatch(line) is not None):
+        if not is_plain:
+            run([*BASH, "\n".join(lines)], folder, workplace)
+            continue
+        for words in (shlex.split(line, comments=True) for line in lines):
+            command = Path(sys.executable).with_name(words[0])
+            done = warm("rltrace.__main__").run(command, environment_in(workplace), folder, 200, words[1:])
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
 @every_document
 def test_commands_run(document: Path, folder: Path, workplace: Path) -> None:
-    """Every block of shell and Python runs in order and ends well, unless the line above says why not."""
+    """Every block of shell and Python runs in order and ends well, unless the line above says why not.
+
+    The commands of the README are started as a reader starts them, each as a process of its own.
+    """
     for block in blocks(document.read_text()):
         place = f"{document.relative_to(ROOT)}:{block.line}"
         assert block.language in SHELL | PYTHON | NO_COMMANDS, f"{place}: a block in {block.language or 'no language'}"
         if block.language in NO_COMMANDS or block.no_run:
             continue
-        runs = ["bash", "-euo", "pipefail", "-c"] if block.language in SHELL else [sys.executable, "-c"]
         try:
-            run([*runs, block.text], folder, workplace)
+            if block.language in PYTHON:
+                run([sys.executable, "-c", block.text], folder, workplace)
+            elif document == ROOT / "README.md":
+                run([*BASH, block.text], folder, workplace)
+            else:
+                run_shell(block.text, folder, workplace)
         except AssertionError as error:
             raise AssertionError(f"{place}: {error}") from None
 
