@@ -19,11 +19,12 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as TraceProto
 from playwright.sync_api import Page, Route
-from recording_file import REALTIME_NS, SECOND, RecordingFile
+from recording_file import REALTIME_NS, SECOND, ProcessFile, RecordingFile
 from reference_runs import RLTRACE
 from rltrace_exporters.perfetto import Perfetto
 from screenshot import browser_page, chromium, show
@@ -37,9 +38,9 @@ from rltrace.read.recording import Recording
 pytestmark = pytest.mark.usefixtures("one_browser")
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Recording:
-    file = RecordingFile(tmp_path / "run")
+def small_run(folder: Path) -> Recording:
+    """A driver and a worker, of a thousand nanoseconds."""
+    file = RecordingFile(folder)
     driver = file.process(1, role="driver").thread()
     driver.begin("step", 0, step=1)
     driver.span("reward", 500, 900)
@@ -50,7 +51,12 @@ def run(tmp_path: Path) -> Recording:
         worker.span("weight_sync.gather", 20 + 10 * index, 25 + 10 * index, bytes=5)
     worker.end(10, 400)
     worker.counter("actor.params_bytes", 30, 4096)
-    return Recording.open(tmp_path / "run")
+    return Recording.open(folder)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Recording:
+    return small_run(tmp_path / "run")
 
 
 @pytest.fixture
@@ -304,78 +310,111 @@ def _static_page(body: bytes) -> Iterator[str]:
 browser = pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt-get install chromium")
 
 
-@browser
-def test_offline_browser_pins_the_phases(server: perfetto_ui.Server) -> None:
-    """A browser without internet shows the phases pinned at the top, and the driver first."""
-    with browser_page() as page:
-        errors: list[str] = []
+class Seen(NamedTuple):
+    """What a page showed of a trace."""
+
+    titles: list[str]
+    """Of its rows, from above."""
+    begin_ns: int
+    """From when it shows the trace, in the time of `RecordingFile`."""
+    end_ns: int
+
+
+def seen_on(page: Page, url: str) -> Seen:
+    """What a page shows of the trace at an address."""
+    show(page, url)
+    names = page.evaluate("[...document.querySelectorAll('.pf-track__title')].map((title) => title.innerText)")
+    window = page.evaluate("""(() => { const seen = window.app.trace.timeline.visibleWindow.toTimeSpan();
+                                       return [String(seen.start), String(seen.end)]; })()""")
+    begin_ns, end_ns = (int(at_ns) - REALTIME_NS for at_ns in window)
+    return Seen([" ".join(name.replace("\n", "").split()) for name in names], begin_ns, end_ns)
+
+
+@contextmanager
+def served(
+    folder: Path, recording: Recording, shown_unix_ns: tuple[int, int] | None = None
+) -> Iterator[perfetto_ui.Server]:
+    """The server of a Recording's trace, as `rltrace view` starts it."""
+    trace = folder / "trace.pftrace"
+    with trace.open("wb") as out:
+        Perfetto().write(recording, out)
+    commands = perfetto_ui.startup_commands(recording.processes)
+    server = perfetto_ui.serve(trace, perfetto_ui.find_ui(), commands=commands, shown_unix_ns=shown_unix_ns).start()
+    yield server
+    server.close()
+
+
+class Visit(NamedTuple):
+    """What a page of the small run showed and did."""
+
+    seen: Seen
+    errors: list[str]
+    elsewhere: list[str]
+    """What it asked other machines for."""
+    of_nobodys: list[str]
+    """What a page that is not ours asked them for, afterwards."""
+
+
+@pytest.fixture(scope="module")
+def visit(tmp_path_factory: pytest.TempPathFactory, one_browser: None) -> Visit:
+    """The small run in a browser, once: to load the UI takes seconds."""
+    folder = tmp_path_factory.mktemp("visit")
+    errors: list[str] = []
+    asked: list[str] = []
+
+    def refuse(route: Route) -> None:
+        asked.append(route.request.url)
+        route.abort()
+
+    with served(folder, small_run(folder / "run")) as server, browser_page() as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
-        titles = rows(page, server)
-        assert errors == []
-    text = "|".join(titles)
+        page.route(lambda url: not url.startswith((server.origin, "blob:", "data:")), refuse)
+        seen = seen_on(page, server.url_for_once)
+        page.evaluate("fetch('http://fetched.test/').catch(() => null)")
+        page.evaluate("new Promise(done => Object.assign(new Image(), {onerror: done, src: 'http://image.test/'}))")
+        elsewhere, errors_of_ours = asked[:], errors[:]
+        page.goto("data:text/html,<img src='http://seen.test/'>")
+    return Visit(seen, errors_of_ours, elsewhere, asked[len(elsewhere) :])
+
+
+@browser
+def test_offline_browser_pins_the_phases(visit: Visit) -> None:
+    """A browser without internet shows the phases pinned at the top, and the driver first."""
+    assert visit.errors == []
+    text = "|".join(visit.seen.titles)
     positions = [
         text.find(name)
         for name in ("Phases · driver", "Phases · rank 0 worker", "driver · ", "rank 0 worker · ", "memory")
     ]
-    assert -1 not in positions, titles
-    assert positions == sorted(positions), titles
-
-
-def rows(page: Page, server: perfetto_ui.Server) -> list[str]:
-    """Titles of the rows that the page shows, from above."""
-    show(page, server.url)
-    names = page.evaluate("[...document.querySelectorAll('.pf-track__title')].map((title) => title.innerText)")
-    return [" ".join(name.replace("\n", "").split()) for name in names]
+    assert -1 not in positions, visit.seen.titles
+    assert positions == sorted(positions), visit.seen.titles
 
 
 @browser
-def test_device_memory_is_above_processes(tmp_path: Path) -> None:
-    """The memory of devices is above the processes, and that of the first of several ranks is open."""
-    file = RecordingFile(tmp_path / "run")
+def test_page_asks_no_other_machine(visit: Visit) -> None:
+    """No request of the page leaves this machine, and one that does is seen.
+
+    Left alone, the UI loads a script from storage.cloud.google.com to learn who its user is.
+    """
+    assert visit.elsewhere == []
+    assert visit.of_nobodys == ["http://seen.test/"]
+
+
+@browser
+def test_without_a_first_look_all_is_shown(visit: Visit) -> None:
+    assert_around(visit.seen.begin_ns, visit.seen.end_ns, (0, 1000 / SECOND))
+
+
+def driver_of_steps(file: RecordingFile, lengths_s: tuple[int, ...]) -> ProcessFile:
+    """A driver of steps that took so long, of one that goes on, and of a phase of its own."""
     driver = file.process(1, role="driver")
-    for number in range(60):  # rows of more names than the UI puts before processes
-        driver.thread(10 + number, f"Async {number}").span("work", 0, 10)
-    for rank in range(2):
-        worker = file.process(
-            2 + rank, role="worker", rank=rank, device={"host": "node", "uuid": f"GPU-{rank}"}
-        ).thread()
-        worker.begin("actor.update", 5, phase=True)
-        worker.counter("actor.params_bytes", 6, 100 + rank)
-        worker.end(5, 9)
-    recording = Recording.open(tmp_path / "run")
-    with (tmp_path / "trace").open("wb") as out:
-        Perfetto().write(recording, out)
-    server = perfetto_ui.serve(
-        tmp_path / "trace", perfetto_ui.find_ui(), commands=perfetto_ui.startup_commands(recording.processes)
-    ).start()
-    with browser_page(1600, 4000) as page:
-        titles = rows(page, server)
-    server.close()
-    groups = [title for title in titles if title.startswith(("Memory · rank", "driver · ", "rank "))]
-    assert [name.partition(" ·")[0] + name.partition(" ·")[2][:7] for name in groups] == [
-        "Memory rank 0", "Memory rank 1", "driver node 1", "rank 0 worker node 2", "rank 1 worker node 3",
-    ]  # fmt: skip
-    assert sum(title.startswith("actor.params") for title in titles) == 2, "of rank 0's device and of its worker"
-
-
-def viewport(page: Page, url: str) -> tuple[int, int]:
-    """From and to when a page shows its trace."""
-    show(page, url)
-    seen = page.evaluate("""(() => { const seen = window.app.trace.timeline.visibleWindow.toTimeSpan();
-                                     return [String(seen.start), String(seen.end)]; })()""")
-    return int(seen[0]), int(seen[1])
-
-
-def of_steps(folder: Path, lengths_s: tuple[int, ...]) -> Recording:
-    """A run of steps that took so long, of one that goes on, and of a phase of its own."""
-    file = RecordingFile(folder)
-    thread = file.process(1, role="driver").thread()
+    thread = driver.thread()
     ends_s = list(accumulate(lengths_s))
     for number, (end_s, length_s) in enumerate(zip(ends_s, lengths_s, strict=True)):
         thread.span("step", (end_s - length_s) * SECOND, end_s * SECOND, step=number)
     thread.begin("step", 150 * SECOND, step=9)
     thread.span("my.phase", 160 * SECOND, 200 * SECOND, phase=True)
-    return Recording.open(folder)
+    return driver
 
 
 FIRST_LOOKS = [
@@ -392,7 +431,8 @@ def test_the_first_look_is_a_steady_step(
     tmp_path: Path, lengths_s: tuple[int, ...], shown_s: tuple[int, int] | None
 ) -> None:
     """Without a step that is over there is none: all of the run is shown."""
-    shown = first_look(of_steps(tmp_path / "run", lengths_s))
+    driver_of_steps(RecordingFile(tmp_path / "run"), lengths_s)
+    shown = first_look(Recording.open(tmp_path / "run"))
     if shown_s is None or shown is None:
         assert shown is shown_s is None
     else:
@@ -400,53 +440,48 @@ def test_the_first_look_is_a_steady_step(
         assert_around(begin_ns, end_ns, shown_s)
 
 
-@pytest.mark.parametrize(("lengths_s", "shown_s"), [FIRST_LOOKS[0], FIRST_LOOKS[-1]])
+@pytest.fixture(scope="module")
+def many_rows(tmp_path_factory: pytest.TempPathFactory, one_browser: None) -> Seen:
+    """What a browser shows of steps and two devices, where a driver has more rows than the UI puts before processes."""
+    folder = tmp_path_factory.mktemp("many-rows")
+    file = RecordingFile(folder / "run")
+    driver = driver_of_steps(file, FIRST_LOOKS[0][0])
+    for number in range(60):
+        driver.thread(10 + number, f"Async {number}").span("work", 0, 10)
+    for rank in range(2):
+        device = {"host": "node", "uuid": f"GPU-{rank}"}
+        worker = file.process(2 + rank, role="worker", rank=rank, device=device).thread()
+        worker.begin("actor.update", 5, phase=True)
+        worker.counter("actor.params_bytes", 6, 100 + rank)
+        worker.end(5, 9)
+    recording = Recording.open(folder / "run")
+    with served(folder, recording, first_look(recording)) as server, browser_page(1600, 4000) as page:
+        return seen_on(page, server.url)
+
+
 @browser
-def test_the_browser_shows_the_first_look(
-    tmp_path: Path, lengths_s: tuple[int, ...], shown_s: tuple[int, int] | None
-) -> None:
-    """With its margin; without one, all of the run."""
-    recording = of_steps(tmp_path / "run", lengths_s)
-    with (tmp_path / "trace").open("wb") as out:
-        Perfetto().write(recording, out)
-    commands = perfetto_ui.startup_commands(recording.processes)
-    server = perfetto_ui.serve(
-        tmp_path / "trace", perfetto_ui.find_ui(), commands=commands, shown_unix_ns=first_look(recording)
-    ).start()
-    with browser_page() as page:
-        begin_ns, end_ns = (at_ns - REALTIME_NS for at_ns in viewport(page, server.url))
-    server.close()
-    assert_around(begin_ns, end_ns, shown_s or (0, 200))
+def test_device_memory_is_above_processes(many_rows: Seen) -> None:
+    """The memory of devices is above the processes, and that of the first of several ranks is open."""
+    groups = [title for title in many_rows.titles if title.startswith(("Memory · rank", "driver · ", "rank "))]
+    assert [name.partition(" ·")[0] + name.partition(" ·")[2][:7] for name in groups] == [
+        "Memory rank 0", "Memory rank 1", "driver node 1", "rank 0 worker node 2", "rank 1 worker node 3",
+    ]  # fmt: skip
+    of_parameters = sum(title.startswith("actor.params") for title in many_rows.titles)
+    assert of_parameters == 2, "of rank 0's device and of its worker"
 
 
-def assert_around(begin_ns: int, end_ns: int, shown_s: tuple[int, int]) -> None:
+@browser
+def test_the_browser_shows_the_first_look(many_rows: Seen) -> None:
+    """With its margin."""
+    assert_around(many_rows.begin_ns, many_rows.end_ns, (130, 150))
+
+
+def assert_around(begin_ns: int, end_ns: int, shown_s: tuple[float, float]) -> None:
     """What is shown is that part of the run, with a small margin."""
     first_s, last_s = shown_s
     margin_ns = 0.03 * (last_s - first_s) * SECOND
     assert first_s * SECOND - margin_ns <= begin_ns <= first_s * SECOND
     assert last_s * SECOND <= end_ns <= last_s * SECOND + margin_ns
-
-
-@browser
-def test_page_asks_no_other_machine(server: perfetto_ui.Server) -> None:
-    """No request of the page leaves this machine.
-
-    Left alone, the UI loads a script from storage.cloud.google.com to learn who its user is.
-    """
-    elsewhere: list[str] = []
-
-    def refuse(route: Route) -> None:
-        elsewhere.append(route.request.url)
-        route.abort()
-
-    with browser_page() as page:
-        page.route(lambda url: not url.startswith((server.origin, "blob:", "data:")), refuse)
-        show(page, server.url_for_once)
-        page.evaluate("fetch('http://fetched.test/').catch(() => null)")
-        page.evaluate("new Promise(done => Object.assign(new Image(), {onerror: done, src: 'http://image.test/'}))")
-        assert elsewhere == []
-        page.goto("data:text/html,<img src='http://seen.test/'>")  # of nobody's: one that leaves is seen
-        assert elsewhere == ["http://seen.test/"]
 
 
 @browser
