@@ -17,7 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as TraceProto
-from recording_file import REALTIME_NS, SECOND, RecordingFile
+from recording_file import REALTIME_NS, SECOND, RecordingFile, ThreadFile
 from rltrace_exporters import perfetto, perfetto_packets, perfetto_process
 from rltrace_exporters.perfetto import Perfetto
 from rltrace_exporters.rows import FlatRow, NestedRow, Rows
@@ -492,29 +492,38 @@ def schedules(draw: st.DrawFn) -> list[tuple[str, int]]:
     return events
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(schedule=schedules())
-def test_any_order_is_imported_exactly(
-    importer: Importer, tmp_path_factory: pytest.TempPathFactory, schedule: list[tuple[str, int]]
-) -> None:
-    """Spans that begin and end in any order are imported exactly."""
-    recording = RecordingFile(tmp_path_factory.mktemp("schedule") / "run")
-    thread = recording.process().thread()
+def keep(thread: ThreadFile, schedule: list[tuple[str, int]], prefix: str) -> dict[str, tuple[int, int]]:
+    """Write what a thread does; start and length of its spans by name."""
     expected = {}
     for time, (what, number) in enumerate(schedule):
+        name = f"{prefix}.{number}"
         if what == "begin":
-            starts = time
-            thread.begin(f"s{number}", starts)
-            expected[number] = (starts, -1)
+            thread.begin(name, time)
+            expected[name] = (time, -1)
         else:
-            start = expected[number][0]
+            start = expected[name][0]
             thread.end(start, time)
-            expected[number] = (start, time - start)
+            expected[name] = (start, time - start)
+    return expected
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(of_threads=st.lists(schedules(), min_size=1, max_size=12))
+def test_any_order_is_imported_exactly(
+    importer: Importer, tmp_path_factory: pytest.TempPathFactory, of_threads: list[list[tuple[str, int]]]
+) -> None:
+    """Spans that begin and end in any order are imported exactly.
+
+    An example has many threads: the importer takes as long for one.
+    """
+    recording = RecordingFile(tmp_path_factory.mktemp("schedule") / "run")
+    process = recording.process()
+    expected: dict[str, tuple[int, int]] = {}
+    for number, schedule in enumerate(of_threads):
+        expected |= keep(process.thread(1 + number, f"thread {number}"), schedule, f"s{number}")
     trace = load(importer, recording)
     trace.check_clean(slices=len(expected), counters=0)
-    assert {s["name"]: (s["ts"] - REALTIME_NS, s["dur"]) for s in trace.slices()} == {
-        f"s{n}": t for n, t in expected.items()
-    }
+    assert {s["name"]: (s["ts"] - REALTIME_NS, s["dur"]) for s in trace.slices()} == expected
 
 
 def test_slices_say_which_of_many_they_are(importer: Importer, recording: RecordingFile) -> None:
