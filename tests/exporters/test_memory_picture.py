@@ -21,16 +21,14 @@ from recording_file import SECOND, RecordingFile
 from rltrace_exporters import memory_image
 from rltrace_exporters.memory import Memory
 from rltrace_exporters.memory_picture import Picture, _note, picture
-from rltrace_exporters.perfetto import Perfetto
 from rltrace_exporters.timeline_colors import slice_color
-from screenshot import browser_page, chromium, show, visible
+from screenshot import browser_page, chromium, take
 from shipped import QWEN, VERL, opened, summary_of
 
 from rltrace.analysis.memory import AllocatedPeak
 from rltrace.cli import main
 from rltrace.errors import MissingExtraError, OutputError
 from rltrace.events import OWNER_COLORS, OWNERS
-from rltrace.read import perfetto_ui
 from rltrace.read.recording import Recording
 
 
@@ -387,21 +385,15 @@ SAID = """Object.fromEntries([['title', said.firstChild.textContent],
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
 def test_a_phase_has_the_colour_of_the_timeline(tmp_path: Path) -> None:
     """As Perfetto's UI draws it."""
-    file = tmp_path / "trace.pftrace"
-    recording = opened(VERL)
-    with file.open("wb") as out:
-        Perfetto().write(recording, out)
-    server = perfetto_ui.serve(
-        file, perfetto_ui.find_ui(), commands=perfetto_ui.startup_commands(recording.processes),
-        shown_unix_ns=visible(recording, 4, whole=False),
-    ).start()  # fmt: skip
-    with browser_page(1600, 1000) as page:
-        show(page, server.page_url)
-        page.screenshot(path=tmp_path / "timeline.png")
-    server.close()
+    phases = ("rollout.generate", "actor.old_log_prob", "ref.log_prob", "actor.update", "weight_sync")
+    thread = RecordingFile(tmp_path / "run").process(rank=0).thread()
+    for number, phase in enumerate(phases):
+        thread.span(phase, 100 * number, 100 * number + 90, phase=True)
+    thread.span("step", 500, 590, step=4)
+    take(tmp_path / "run", tmp_path / "timeline.png", whole=True)
     shown = (imread(tmp_path / "timeline.png")[..., :3] * 255).round().astype(int).reshape(-1, 3)
     found = {"#{:02x}{:02x}{:02x}".format(*color) for color in np.unique(shown, axis=0)}
-    names = ("rollout.generate", "actor.old_log_prob", "ref.log_prob", "actor.update", "weight_sync", "step 4")
+    names = (*phases, "step 4")
     assert {name: slice_color(name) for name in names if slice_color(name) not in found} == {}
 
 
