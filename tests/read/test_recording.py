@@ -138,6 +138,10 @@ def test_reading_twice_says_the_same(folder: Path, process_of: Callable[[Path], 
 # ---------------------------------------------------------------- damage
 
 
+SPANS = 200
+"""As many of each kind roll over into a second segment, which is the larger one."""
+
+
 class Written:
     """A Recording of two segments, and where each record of the second ends in its file."""
 
@@ -159,7 +163,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     rltrace.pause()
     rltrace.resume()
     typed = rltrace.typed_span("typed", bytes=int)
-    for n in range(500):  # rolls over into a second segment
+    for n in range(SPANS):
         with rltrace.span("outer", n=n, text="é" * (n % 40)):
             with typed(n) as span:
                 span.set(late=[n, None, {"k": 1.5}])
@@ -206,10 +210,10 @@ def _over(events: list[Any]) -> list[Any]:
 def test_undamaged_is_as_made(written: Written) -> None:
     """The undamaged Recording is what was made."""
     assert [e.args for e in written.events if e.name == "typed"] == [
-        {"bytes": n, "late": [n, None, {"k": 1.5}]} for n in range(500)
+        {"bytes": n, "late": [n, None, {"k": 1.5}]} for n in range(SPANS)
     ]
-    assert [e.flows_out for e in written.events if e.name == "outer"] == [(f"f{n}",) for n in range(500)]
-    assert len(written.events) == 4 * 500
+    assert [e.flows_out for e in written.events if e.name == "outer"] == [(f"f{n}",) for n in range(SPANS)]
+    assert len(written.events) == 4 * SPANS
 
 
 @settings(max_examples=100, deadline=None)
