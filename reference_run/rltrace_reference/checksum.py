@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+POSITIONS = np.arange(1 << 15, dtype=np.uint32)
+"""Of the words that are summed up at a time in host memory: so many that they stay in a processor's cache."""
 
 
 class Piece(NamedTuple):
@@ -63,18 +68,25 @@ def of_tensors(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def weighted_sum(words: Tensor, start: int) -> Tensor:
-    """Return the checksum's share of consecutive words, shape (), int64; on any device."""
-    positions = torch.arange(start, start + len(words), dtype=torch.int64, device=words.device)
-    return (words.to(torch.int64) * (_mix(positions) | 1)).sum()
+    """Return the checksum's share of consecutive words in host memory, shape (), int64."""
+    total = np.int64(0)
+    with np.errstate(over="ignore"):
+        for part in torch.split(words, len(POSITIONS)):
+            # Modulo 2^32, as `mix` counts, and then modulo 2^64.
+            factors = _mix(POSITIONS[: len(part)] + np.uint32(start % (1 << 32))) | np.uint32(1)
+            total += np.dot(factors.astype(np.int64), part.numpy().astype(np.int64))
+            start += len(part)
+    return torch.tensor(int(total))
 
 
-def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit integers (here in int64) after which neighbours have nothing in common.
+def _mix(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """A bijection of 32-bit integers after which neighbours have nothing in common; it works in place.
 
     Source: C. Wellons, "Prospecting for Hash Functions", the two-round function with the least bias.
     """
-    x = x ^ (x >> 16)
-    x = (x * 0x7FEB352D) & 0xFFFFFFFF
-    x = x ^ (x >> 15)
-    x = (x * 0x846CA68B) & 0xFFFFFFFF
-    return x ^ (x >> 16)
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x7FEB352D)
+    x ^= x >> np.uint32(15)
+    x *= np.uint32(0x846CA68B)
+    x ^= x >> np.uint32(16)
+    return x
