@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Hold back the collector for a while, if it is on."""
+    """Hold back the collector for a while, if it is on; what the process itself has frozen stays so."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
-            gc.freeze()
-            gc.unfreeze()  # what was made is old now: the next collection does not begin with all of it
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()  # what was made is old now: the next collection does not begin with all of it
             gc.enable()
