@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from recordings import Written, sample, span
 from test_summary_screen import screen
-from traced_runs import TracedRun, run_traced
+from traced_runs import TracedRun, run_traced, traced_environment
+from warm_python import warm
 
 from rltrace.analysis import summarize
 from rltrace.analysis.allocations import BEHIND, GONE
@@ -30,7 +32,7 @@ from rltrace.events import (
 )
 from rltrace.events import Counter as Sample
 from rltrace.read.recording import Process, Recording
-from rltrace.record import allocation_steps, spans
+from rltrace.record import allocation_steps, manifest, spans
 from rltrace.record.allocation_steps import RunningSteps
 
 pytestmark = pytest.mark.run
@@ -39,15 +41,17 @@ HERE = Path(__file__).parents[1]
 CLI = [sys.executable, "-c", "from rltrace.cli import main; main()"]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def can_pretend() -> Iterator[None]:
+    """Programs can import what pretends to use a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+        yield
+
+
 def run(tmp_path: Path, source: str, allocations: str = "2") -> TracedRun:
-    """A program that can pretend to use a GPU."""
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(HERE)])
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = path
-    try:
-        return run_traced(tmp_path, source, imported="torch", RLTRACE_ALLOCATIONS=allocations)
-    finally:
-        os.environ.pop("PYTHONPATH") if before is None else os.environ.__setitem__("PYTHONPATH", before)
+    """A program in which torch is imported."""
+    return run_traced(tmp_path, source, imported="torch", RLTRACE_ALLOCATIONS=allocations)
 
 
 def kept(process: Process) -> list[Span]:
@@ -441,11 +445,11 @@ RAY = """
     import ray, rltrace
     from rltrace.hooks import boundaries
 
-    @ray.remote
+    @ray.remote(num_cpus=0)
     class Worker:
         def __init__(self, rank, has_gpu):
             from pretended_gpu import Tensor, come_up
-            rltrace.identify(role="worker", rank=rank, device={{"host": "here", "uuid": f"GPU-{{rank}}"}})
+            rltrace.identify(role="worker", rank=rank, device={"host": "here", "uuid": f"GPU-{rank}"})
             self.Tensor = Tensor
             if has_gpu:
                 come_up()
@@ -453,95 +457,133 @@ RAY = """
         def work(self, step, phase):
             self.Tensor(50_000)  # before any edge
             with rltrace.phase(phase):
-                self.Tensor(10 ** step)
+                self.Tensor(10 * step)
         def work_outside_of_phases(self, step, phase):
             with rltrace.span(phase):
-                self.Tensor(10 ** step)
+                self.Tensor(10 * step)
         def work_between_hooks(self, step, phase):
             boundaries.reached(boundaries.Boundary((phase,)))
-            self.Tensor(10 ** step)
+            self.Tensor(10 * step)
         def nothing(self):
             pass
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     rltrace.start(role="driver", name="trainer")
-    workers = {{Worker.options(num_cpus=0).remote(rank, rank in {on_gpus}): does for rank, does in enumerate({ranks})}}
+    does = ["work", "work", "work", "work_outside_of_phases", "work_between_hooks"]
+    workers = {rank: Worker.remote(rank, has_gpu=rank != 2) for rank in range(5)}
 
-    def call(step, phase):
-        return [getattr(worker, does).remote(step, phase) for worker, does in workers.items()]
+    def call(workers, step, phase):
+        return [getattr(worker, does[rank]).remote(step, phase) for rank, worker in workers.items()]
 
-    for step in range(5):
+    for step in range(8):
         try:
             with rltrace.span("step", step=step):
                 for phase in ("rollout.generate", "actor.update"):
-                    ray.get(call(step, phase))
-                    if step == 2 and phase == "actor.update" and {raises}:
-                        raise ValueError
+                    ray.get(call(workers, step, phase))
+                if step == 4:
+                    raise ValueError
         except ValueError:
             pass
-        ray.get([worker.nothing.remote() for worker in workers])
-        {after_a_step}
-    {at_the_end}
-    for worker in workers:
+        ray.get([worker.nothing.remote() for worker in workers.values()])
+        if step == 6:
+            workers.pop(1).__ray_terminate__.remote()
+
+    @ray.remote(num_cpus=0)
+    def again(workers):
+        with rltrace.span("step", step=2):
+            ray.get(call(workers, 2, "reward"))
+
+    ray.get(again.remote(workers))
+    for worker in workers.values():
         worker.__ray_terminate__.remote()
     time.sleep(1)
     ray.shutdown()
 """
-"""Steps of a driver, in which every worker is called twice."""
+"""Steps of a driver, in which every worker is called twice: step 4 raises, and behind step 6 rank 1 ends.
+
+Rank 2 uses no GPU, ranks 3 and 4 are in no phase, and at the end another driver runs step 2 again.
+"""
 
 
-def on_ray_with(
-    folder: Path,
-    *,
-    ranks: tuple[str, ...] = ("work",) * 3,
-    on_gpus: tuple[int, ...] = (0, 1),
-    raises: bool = False,
-    after_a_step: str = "pass",
-    at_the_end: str = "pass",
-    allocations: str = "2",
-) -> TracedRun:
-    """What was recorded of it, with what each rank does when it is called."""
-    source = RAY.format(ranks=ranks, on_gpus=on_gpus, raises=raises, after_a_step=after_a_step, at_the_end=at_the_end)
-    done = run(folder, source, allocations)
+@pytest.fixture(scope="module")
+def on_ray(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
+    """What was recorded of it, and of a step that never began."""
+    done = run(tmp_path_factory.mktemp("ray"), RAY, "2,4,6,99")
     assert done.returncode == 0, done.err
     return done
 
 
-@pytest.fixture(scope="module", params=["well", "raise"])
-def on_ray(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    """Three actors of a driver with steps, two of which use a GPU; the chosen step ends well, or raises."""
-    return on_ray_with(tmp_path_factory.mktemp("ray"), raises=request.param == "raise")
+def part_of(process: Process, step: int) -> Span:
+    """The part of a chosen step, which is kept once."""
+    (whole,) = [part for part in kept(process) if part.args["step"] == step]
+    return whole
 
 
-def test_actors_keep_the_drivers_step(on_ray: TracedRun) -> None:
+@pytest.mark.parametrize("number", [2, 4], ids=["well", "raise"])
+def test_actors_keep_the_drivers_step(on_ray: TracedRun, number: int) -> None:
     """Each actor keeps the driver's step, from its first phase in the step to its first one after it."""
-    step, following = (step_of(on_ray.recording, number) for number in (2, 3))
+    step, following = (step_of(on_ray.recording, number + more) for more in (0, 1))
     for rank in range(2):
         process = named(on_ray.recording, f"rank {rank} worker")
-        (whole,) = kept(process)
+        whole = part_of(process, number)
         phases = [e for e in process.events() if isinstance(e, Span) and e.is_phase]
         of_step = sorted(e.start_ns for e in phases if step.start_ns < e.start_ns < step.end_ns)
         behind = min(e.start_ns for e in phases if e.start_ns > following.start_ns)
         assert len(of_step) == 2
         assert step.start_ns < whole.start_ns < of_step[0]
         assert of_step[1] < whole.end_ns < behind
-        assert whole.args["step"] == 2
-        # 50,000 of its first call came and went before it looked; of its second call, and of step 3, they are there.
+        # 50,000 of its first call came and went before it looked; of its second call, and of the next step's first
+        # one, they are there.
         assert (whole.args["start_bytes"], whole.args["peak_bytes"]) == (1000, 51_000)
         assert (whole.args["lost"], whole.args["unaccounted_bytes"], whole.args["mismatches"]) == (0, 0, 0)
-        most = [e.value for e in process.events() if isinstance(e, Sample) and e.name.startswith(ALLOCATIONS)]
-        assert most.count(51_000) == 2 and 1100 in most and 2000 not in most
+        levels = levels_in(process, whole)
+        assert levels.count(51_000) == 2 and 1000 + 10 * number in levels and 1010 + 10 * number not in levels
 
 
-def test_actors_without_a_gpu_say_so(on_ray: TracedRun) -> None:
-    """An actor without a GPU says so, and the summary has those with one."""
-    assert missed(on_ray.recording) == {"trainer": NO_GPU, "rank 2 worker": NO_GPU}
+def levels_in(process: Process, part: Span) -> list[float]:
+    """What was held by some owner at some time of a part."""
+    samples = [e for e in process.events() if isinstance(e, Sample) and e.name.startswith(ALLOCATIONS)]
+    return [sample.value for sample in samples if part.start_ns <= sample.ts_ns <= part.end_ns]
+
+
+def test_actors_keep_nothing_else(on_ray: TracedRun) -> None:
+    """Nothing is kept of other steps, nor of a step that runs again."""
+    for rank in range(2):
+        process = named(on_ray.recording, f"rank {rank} worker")
+        assert [part.args["step"] for part in kept(process)] == [2, 4, 6]
+        samples = [e for e in process.events() if isinstance(e, Sample) and e.name.startswith(ALLOCATIONS)]
+        assert len(samples) == sum(len(levels_in(process, part)) for part in kept(process))
+    lines = [json.loads(line) for line in allocation_steps.lines(on_ray.recording.path)]
+    assert [line["is_over"] for line in lines if line.get("step") == 2] == [False, True] * 2
+
+
+def test_actors_without_it_say_why(on_ray: TracedRun) -> None:
+    """An actor without a GPU says so, one without a phase in the step too, and the summary has all others."""
+    said = missed(on_ray.recording)
+    del said["step 99"]  # which never began
+    no_edge = "no phase of this process began or ended in it"
+    assert said.pop("worker") == NO_GPU, "in which the step ran again"
+    assert said == {"trainer": NO_GPU, "rank 2 worker": NO_GPU, "rank 3 worker": no_edge}
     peaks = summarize(on_ray.recording).allocations
-    assert [(peak.lane, peak.step, peak.peak_bytes) for peak in peaks] == [("rank 0", 2, 51_000), ("rank 1", 2, 51_000)]
+    of_work = {(peak.lane, peak.step): peak.peak_bytes for peak in peaks if peak.lane != "rank 4"}
+    assert of_work == {(f"rank {rank}", step): 51_000 for rank in range(2) for step in (2, 4, 6)}
     assert all(0 < peak.late_seconds < 60 for peak in peaks)
     first, whole = ("\n".join(screen(on_ray.recording, 140, whole=whole)) for whole in (False, True))
-    assert "not kept" not in first
-    assert f"allocations of step 2 were not kept by trainer, rank 2 worker: {NO_GPU}" in whole
+    assert NO_GPU not in first
+    assert f"allocations of step 4 were not kept by trainer, rank 2 worker: {NO_GPU}" in whole
+
+
+def test_boundary_of_hooks_alone(on_ray: TracedRun) -> None:
+    """A boundary that only hooks tell of is one too: the program marks no phase itself."""
+    assert [part.args["step"] for part in kept(named(on_ray.recording, "rank 4 worker"))] == [2, 4, 6]
+
+
+def test_worker_that_ends_after_the_step(on_ray: TracedRun) -> None:
+    """A worker that ends after the step has written it, without a boundary behind it."""
+    process = named(on_ray.recording, "rank 1 worker")
+    whole = part_of(process, 6)
+    assert whole.args["peak_bytes"] == 51_000
+    assert not [e for e in process.events() if isinstance(e, Span) and e.is_phase and e.start_ns > whole.end_ns]
 
 
 WAITING = """
@@ -631,94 +673,47 @@ def test_allocator_without_counts(tmp_path: Path) -> None:
     assert "selects an allocator that keeps no history" in reason
 
 
-@pytest.fixture(scope="module")
-def of_all_kinds(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    """Workers of several kinds; the last one ends with the chosen step, which another driver runs again at the end."""
-    again = """
-    @ray.remote(num_cpus=0)
-    def again(workers):
-        with rltrace.span("step", step=2):
-            ray.get([getattr(worker, does).remote(2, "reward") for worker, does in workers.items()])
-    ray.get(again.remote(workers))
-"""
-    return on_ray_with(
-        tmp_path_factory.mktemp("kinds"),
-        ranks=("work", "work_outside_of_phases", "work_between_hooks", "work"),
-        on_gpus=(0, 1, 2, 3),
-        after_a_step="if step == 2: workers.popitem()[0].__ray_terminate__.remote()",
-        at_the_end=again.strip(),
-        allocations="2,99",
-    )
+RANK = """
+import os
 
+import rltrace
+from pretended_gpu import Tensor, come_up
 
-def test_step_that_runs_again_is_kept_once(of_all_kinds: TracedRun) -> None:
-    """A step that runs again is not kept twice."""
-    lines = allocation_steps.lines(of_all_kinds.recording.path)
-    assert len([line for line in lines if "marked_by" not in line]) == 4
-    assert len(kept(named(of_all_kinds.recording, "rank 0 worker"))) == 1
-
-
-def test_worker_without_a_phase(of_all_kinds: TracedRun) -> None:
-    """A worker without a phase in the step says so."""
-    said = missed(of_all_kinds.recording)
-    del said["step 99"]  # which never began
-    no_edge = "no phase of this process began or ended in it"
-    assert said.pop("worker") == NO_GPU, "in which the step ran again"
-    assert said == {"trainer": NO_GPU, "rank 1 worker": no_edge}
-
-
-def test_boundary_of_hooks_alone(of_all_kinds: TracedRun) -> None:
-    """A boundary that only hooks tell of is one too: the program marks no phase itself."""
-    assert [part.args["step"] for part in kept(named(of_all_kinds.recording, "rank 2 worker"))] == [2]
-
-
-def test_worker_that_ends_after_the_step(of_all_kinds: TracedRun) -> None:
-    """A worker that ends after the step has written it, without a boundary behind it."""
-    (whole,) = kept(named(of_all_kinds.recording, "rank 3 worker"))
-    assert whole.args["peak_bytes"] == 51_000
-
-
-RANKS = """
-    import multiprocessing, time
-    import rltrace
-
-    def work(rank, step_begun, looked):
-        from pretended_gpu import Tensor, come_up
-        come_up()
-        rltrace.start(role="worker", rank=rank)
-        if rank == 1:
-            step_begun.wait()
-            with rltrace.phase("actor.build"):  # in the step of the other rank, and before its own
-                Tensor(7_000)
-            looked.set()
-        for step in range(3):
-            with rltrace.span("step", step=step):
-                if rank == 0 and step == 0:
-                    step_begun.set()
-                    looked.wait()
-                Tensor(10 ** step)
-
-    if __name__ == "__main__":
-        context = multiprocessing.get_context("spawn")
-        step_begun, looked = context.Event(), context.Event()
-        ranks = [context.Process(target=work, args=(rank, step_begun, looked)) for rank in range(2)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
+rank = int(os.environ["RANK"])
+come_up()
+rltrace.start(role="worker", rank=rank)
+if rank == 1:
+    open("step_begun").read()  # a pipe, which ends as the other rank has opened and closed it
+    with rltrace.phase("actor.build"):  # in the step of the other rank, and before its own
+        Tensor(7_000)
+    open("looked", "w").close()
+for step in range(3):
+    with rltrace.span("step", step=step):
+        if rank == 0 and step == 0:
+            open("step_begun", "w").close()
+            open("looked").read()
+        Tensor(10 ** step)
 """
 
 
 def test_rank_with_own_steps_keeps_them(tmp_path: Path) -> None:
     """A rank with steps of its own keeps these, and nobody else's."""
-    done = run(tmp_path, RANKS, "0")
+    folder, program = tmp_path / "recording", tmp_path / "program.py"
+    manifest.create(folder, owner=None, command=[], config=None)
+    program.write_text(RANK)
+    for pipe in ("step_begun", "looked"):
+        os.mkfifo(tmp_path / pipe)
+    environments = [traced_environment(folder, RANK=rank, RLTRACE_ALLOCATIONS="0") for rank in "01"]
+    ended = warm("torch").run_together(program, environments, tmp_path, timeout_s=120)
+    assert [done.returncode for done in ended] == [0, 0], ended
+    recording = Recording.open(folder)
     for rank in range(2):
-        process = named(done.recording, f"rank {rank} worker")
+        process = named(recording, f"rank {rank} worker")
         (whole,) = kept(process)
         (step,) = [e for e in process.events() if isinstance(e, Span) and e.name == STEP and e.args["step"] == 0]
         assert whole.start_ns < step.start_ns < step.end_ns < whole.end_ns
         assert whole.args["peak_bytes"] == 1
-    assert missed(done.recording) == {}
+    assert missed(recording) == {}
 
 
 # ---- what is said -----------------------------------------------------------------------------------------------
