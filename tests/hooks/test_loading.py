@@ -521,14 +521,3 @@ def test_foreign_clusters_workers(
     roles = sorted(process.role for process in Recording.open(tmp_path / "run").processes)
     assert roles[:1] == ["driver"]
     assert "worker" in roles
-
-
-def test_rays_own_services_are_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
-    """They give themselves titles, and load packages."""
-    (tmp_path / "driver.py").write_text(
-        DRIVER.replace("sys.argv[1]", "'local', num_cpus=1") + "import time; time.sleep(3)"
-    )
-    done = environment.rltrace("exec", "--out", "run", "--", "python", "driver.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
-    assert "not traced" not in done.stderr
-    assert installed.span_names(tmp_path / "run").count("ray.call") == 2

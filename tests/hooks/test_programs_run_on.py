@@ -28,7 +28,7 @@ CALL_FRAME = re.compile(r'  File "[^"]*/torch/nn/modules/module\.py", line \d+, 
 def run(tmp_path: Path, program: str, *, traced: bool, broken: str = "") -> TracedRun:
     """Run a program as it is, or traced with its hooks broken at one place.
 
-    Broken hooks of FSDP2 are put in place in a Python that has imported FSDP2 already.
+    Only working hooks of FSDP2 see it imported; else it runs in a Python that has imported FSDP2 already.
     """
     folder = tmp_path / "recording"
     manifest.create(folder, owner=None, command=[], config=None)
@@ -38,7 +38,7 @@ def run(tmp_path: Path, program: str, *, traced: bool, broken: str = "") -> Trac
         del environment["RLTRACE_DIR"]
     add_service_hooks(tmp_path)
     file = PROGRAMS / f"{program}.py"
-    if program == "fsdp2_training" and broken:
+    if program == "fsdp2_training" and (broken or not traced):
         done = warm("torch").run(file, environment, tmp_path, timeout_s=240)
     else:
         command = [sys.executable, str(file)]

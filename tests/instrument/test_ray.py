@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 from traced_runs import TracedRun
@@ -21,6 +22,8 @@ from rltrace.instrument.ray import WORTH_NS, forget_inherited, placement_args, t
 from rltrace.read.recording import Recording
 
 pytestmark = pytest.mark.run
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
 
 CALLS = """
     class Plain:
@@ -143,12 +146,20 @@ ENDINGS = """
         return actors
 """
 
+WATCHED = f"""
+    def watched():
+        sys.argv.append("45")
+        exec(open({str(PROGRAMS / "until_looked_at.py")!r}).read(), {{}})
+"""
+"""Until all processes were examined by their packages too."""
+
 
 def program(*parts):
     """A driver that goes through these parts, one after the other, and leaves its actors to Ray."""
     begin = """
     import asyncio
     import os
+    import sys
     import time
     import ray
     import rltrace
@@ -163,7 +174,7 @@ def program(*parts):
             left.append(part())
     ray.shutdown()
     """
-    return "".join(map(textwrap.dedent, (begin, CALLS, TASKS, BATCH, ENDINGS, ends)))
+    return "".join(map(textwrap.dedent, (begin, CALLS, TASKS, BATCH, ENDINGS, WATCHED, ends)))
 
 
 class Part:
@@ -195,7 +206,7 @@ def printed(run):
 def run(tmp_path_factory):
     """All parts in one cluster, under `rltrace exec`."""
     folder = tmp_path_factory.mktemp("ray")
-    (folder / "program.py").write_text(program("calls", "tasks", "batch", "endings"))
+    (folder / "program.py").write_text(program("calls", "tasks", "batch", "endings", "watched"))
     exec_ = [sys.executable, "-m", "rltrace", "exec", "--sample", "0", "--out", "run", "--"]
     done = subprocess.run(
         [*exec_, sys.executable, "program.py"],
@@ -236,6 +247,11 @@ def test_driver_says_who_ran(run):
     assert len(actors) == 2
     assert driver.left_running >= actors
     assert not [process for process in run.recording.processes if process is not driver and process.left_running]
+
+
+def test_rays_own_services_are_not_missed(run):
+    """They give themselves titles, and load packages."""
+    assert "not traced" not in run.err
 
 
 def test_every_method_is_a_span_on_its_worker(calls):
