@@ -1,6 +1,6 @@
 """Loops that know nothing of us: their steps and phases, beside their own timers.
 
-Half of them run under `rltrace exec`, the others in a Python that has imported torch.
+One of them runs under `rltrace exec`, the others in a Python that has imported torch.
 The one with accelerate and DeepSpeed is in `tests/frameworks`, where these are installed.
 """
 
@@ -48,7 +48,7 @@ INFERRED = {
         "actor.update": UPDATE,
     },
 }
-FORKED = ("asyncio_tools", "fsdp2_torchrun")
+FORKED = ("asyncio_tools", "fsdp2_torchrun", "grpo_generate")
 every_loop = pytest.mark.parametrize("loop", INFERRED)
 
 
