@@ -95,7 +95,7 @@ def main():
 
         trace.set_tracer_provider(TracerProvider())
     untraced = {"env_vars": {"PYTHONPATH": "", "RLTRACE_DIR": ""}}
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     plain, asynchronous = Plain.remote(), Asynchronous.remote()
     with trace.get_tracer("agent").start_as_current_span("trajectory") as span:
         own = span.get_span_context()
