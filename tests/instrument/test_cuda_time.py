@@ -347,7 +347,7 @@ def test_the_numbers_learned_are_the_same(trained: tuple[int, TracedRun], tmp_pa
 @pytest.mark.skipif(cuda_time.DRIVER.exists(), reason="there is a driver")
 def test_without_a_driver_there_is_no_hook(tmp_path: Path) -> None:
     program = "import torch.distributed.fsdp; import rltrace"
-    run = run_traced(tmp_path, program)
+    run = run_traced(tmp_path, program, imported="torch")
     hooks = [
         hook for process in run.recording.processes for hook in process.hooks if hook["instrumentation"] == "cuda_time"
     ]
