@@ -136,6 +136,11 @@ def test_writing_a_step_is_a_span(tmp_path: Path) -> None:
     assert ALLOCATIONS_WRITTEN not in {span.name for span in found.own_spans}
 
 
+def test_what_the_program_froze_stays_frozen(tmp_path: Path) -> None:
+    """Writing a step thaws nothing: the Python of `warm_python.py` has frozen what it imported."""
+    assert loop(tmp_path, after="import gc; print(gc.get_freeze_count() > 0)").out == "True\n"
+
+
 def test_several_steps_are_kept(tmp_path: Path) -> None:
     """Several steps are kept, and told apart."""
     done = loop(tmp_path, steps="3, 1")

@@ -52,6 +52,7 @@ def inside(spans: list[Span], around: Span) -> list[Span]:
 # ---- a loop that marks its steps --------------------------------------------------------------------------------
 
 MARKED = """
+    import gc
     import threading
     import rltrace
     import torch
@@ -92,6 +93,7 @@ MARKED = """
     with own() as theirs:
         multiply(1)
     print(sum(event.name == "aten::mm" for event in theirs.events()))
+    print(gc.get_freeze_count() > 0)
 """
 
 
@@ -132,13 +134,18 @@ def test_what_was_recorded_is_said(loop: Process) -> None:
 
 def test_programs_own_profiler_goes_first(marked: TracedRun, loop: Process) -> None:
     """A profiler of the program's own sees all that it would see; the summary says what we lack for it."""
-    assert marked.out.split() == ["2", "3", "1"]
+    assert marked.out.split()[:3] == ["2", "3", "1"]
     assert "own profiler is active" in loop.unavailable[kernels_of(4)] and loop.unavailable[kernels_of(5)] == GAVE_WAY
     missed = {one.step: one.reason for one in summarize(marked.recording).kernels_missed}
     assert missed == {**{step: loop.unavailable[kernels_of(step)] for step in (4, 5)}, 99: "no such step has begun"}
     text = " ".join(screen(marked.recording))
     assert "kernels of step 99 were not recorded: no such step has begun" in text
     assert "no chosen step's kernels were recorded" not in text
+
+
+def test_what_the_program_froze_stays_frozen(marked: TracedRun) -> None:
+    """Writing a step thaws nothing: the Python of `warm_python.py` has frozen what it imported."""
+    assert marked.out.split()[3:] == ["True"]
 
 
 def test_a_process_that_was_killed_says_so(tmp_path: Path) -> None:

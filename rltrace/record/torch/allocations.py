@@ -326,7 +326,7 @@ def end(**args: Any) -> str | None:
     try:
         _keep(None)
         # No object is garbage, and to look took 2.2 of 4.9 s (half a million entries).
-        with spans.automatic_span(ALLOCATIONS_WRITTEN), without_collection():
+        with spans.automatic_span(ALLOCATIONS_WRITTEN), without_collection(of_a_program=True):
             _write(*_stop(keeping), **args)
     except own_failure() as error:
         return f"{type(error).__name__}: {error}"

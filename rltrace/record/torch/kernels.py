@@ -128,7 +128,7 @@ def end() -> str | None:
     try:
         _mark(profiling)
         end_ns = clock.now_ns()
-        with spans.automatic_span(KERNELS_WRITTEN), without_collection():
+        with spans.automatic_span(KERNELS_WRITTEN), without_collection(of_a_program=True):
             _stop(profiling)
             return _write(profiling, end_ns)
     except own_failure() as error:
