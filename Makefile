@@ -2,9 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
-# pip compiles on one core, which takes it longer than everything else it does. Some packages ship files for other Pythons.
-COMPILE := -$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: help
 help:  ## Show what can be made
@@ -14,12 +12,10 @@ $(VENV)/run.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch  # first: the constraint picks its build before another package can ask for a larger one
 	$(PIP) --editable '.[run,view,pictures,report,sql,otel,metrics]'
-	$(COMPILE)
 	@touch $@
 
 $(VENV)/dev.done: $(VENV)/run.done
 	$(PIP) --editable '.[run,view,pictures,report,sql,otel,metrics,dev,docs]'
-	$(COMPILE)
 	@touch $@
 
 .PHONY: run
