@@ -6,6 +6,8 @@ import pytest
 from live_plants import FAULTS, PlantedRun, run_with
 from reference_runs import QUICK
 
+pytestmark = pytest.mark.run
+
 CLOSE = 0.2
 
 PLANTED = {
