@@ -79,6 +79,21 @@ def visible(recording: Recording, number: int | None, *, whole: bool) -> tuple[i
     return first_look(recording, Selection() if number is None else Selection(numbers(str(number))))
 
 
+@contextmanager
+def served(
+    trace: Path, recording: Recording, shown_unix_ns: tuple[int, int] | None = None
+) -> Iterator[perfetto_ui.Server]:
+    """The server of a Recording's trace, which it writes first, as `rltrace view` starts it."""
+    with trace.open("wb") as out:
+        Perfetto().write(recording, out)
+    commands = perfetto_ui.startup_commands(recording.processes)
+    server = perfetto_ui.serve(trace, perfetto_ui.find_ui(), commands=commands, shown_unix_ns=shown_unix_ns).start()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
 TRACE_LOADED = "document.body.innerText.includes('Phases')"
 
 
@@ -102,17 +117,14 @@ def take(
         rows: How the titles of the first and the last row begin that are kept of the page; None: all of it.
     """
     recording = Recording.open(run)
-    with tempfile.TemporaryDirectory() as scratch:
-        trace = Path(scratch) / "trace.pftrace"
-        with trace.open("wb") as out:
-            Perfetto().write(recording, out)
-        commands = perfetto_ui.startup_commands(recording.processes)
-        shown = visible(recording, step, whole=whole)
-        server = perfetto_ui.serve(trace, perfetto_ui.find_ui(), commands=commands, shown_unix_ns=shown).start()
-        with browser_page(*size) as page:
-            show(page, server.page_url)
-            page.screenshot(path=picture, clip=None if rows is None else between(page, *rows, width=size[0]))
-        server.close()
+    shown = visible(recording, step, whole=whole)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        served(Path(scratch) / "trace.pftrace", recording, shown) as server,
+        browser_page(*size) as page,
+    ):
+        show(page, server.page_url)
+        page.screenshot(path=picture, clip=None if rows is None else between(page, *rows, width=size[0]))
 
 
 def between(page: Page, first: str, last: str, width: int) -> FloatRect:

@@ -27,7 +27,7 @@ from playwright.sync_api import Page, Route
 from recording_file import REALTIME_NS, SECOND, ProcessFile, RecordingFile
 from reference_runs import RLTRACE
 from rltrace_exporters.perfetto import Perfetto
-from screenshot import browser_page, chromium, show
+from screenshot import browser_page, chromium, served, show
 
 import rltrace
 from rltrace.analysis.first_look import first_look
@@ -68,12 +68,9 @@ def trace(tmp_path: Path, run: Recording) -> Path:
 
 
 @pytest.fixture
-def server(trace: Path, run: Recording) -> Iterator[perfetto_ui.Server]:
-    server = perfetto_ui.serve(
-        trace, perfetto_ui.find_ui(), commands=perfetto_ui.startup_commands(run.processes)
-    ).start()
-    yield server
-    server.close()
+def server(tmp_path: Path, run: Recording) -> Iterator[perfetto_ui.Server]:
+    with served(tmp_path / "served.pftrace", run) as server:
+        yield server
 
 
 def fetch(server: perfetto_ui.Server, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -330,20 +327,6 @@ def seen_on(page: Page, url: str) -> Seen:
     return Seen([" ".join(name.replace("\n", "").split()) for name in names], begin_ns, end_ns)
 
 
-@contextmanager
-def served(
-    folder: Path, recording: Recording, shown_unix_ns: tuple[int, int] | None = None
-) -> Iterator[perfetto_ui.Server]:
-    """The server of a Recording's trace, as `rltrace view` starts it."""
-    trace = folder / "trace.pftrace"
-    with trace.open("wb") as out:
-        Perfetto().write(recording, out)
-    commands = perfetto_ui.startup_commands(recording.processes)
-    server = perfetto_ui.serve(trace, perfetto_ui.find_ui(), commands=commands, shown_unix_ns=shown_unix_ns).start()
-    yield server
-    server.close()
-
-
 class Visit(NamedTuple):
     """What a page of the small run showed and did."""
 
@@ -366,7 +349,7 @@ def visit(tmp_path_factory: pytest.TempPathFactory, one_browser: None) -> Visit:
         asked.append(route.request.url)
         route.abort()
 
-    with served(folder, small_run(folder / "run")) as server, browser_page() as page:
+    with served(folder / "trace", small_run(folder / "run")) as server, browser_page() as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.route(lambda url: not url.startswith((server.origin, "blob:", "data:")), refuse)
         seen = seen_on(page, server.url_for_once)
@@ -455,7 +438,7 @@ def many_rows(tmp_path_factory: pytest.TempPathFactory, one_browser: None) -> Se
         worker.counter("actor.params_bytes", 6, 100 + rank)
         worker.end(5, 9)
     recording = Recording.open(folder / "run")
-    with served(folder, recording, first_look(recording)) as server, browser_page(1600, 4000) as page:
+    with served(folder / "trace", recording, first_look(recording)) as server, browser_page(1600, 4000) as page:
         return seen_on(page, server.url)
 
 
