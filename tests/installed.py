@@ -80,8 +80,7 @@ class Environment:
 
 def make_bare(folder: Path) -> Environment:
     """Where rltrace is only on the path: no wheel, so no `.pth` of ours is read."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    environment = Environment(folder / "venv")
+    environment = _empty(folder)
     environment.others.write_text(f"{OURS}\n{ROOT}\n")
     return environment
 
@@ -95,8 +94,7 @@ def make(folder: Path) -> Environment:
     built = wheel(folder)
     with _shared(folder, "rltrace_environment") as shared:
         made = Environment(shared / "venv")
-        # Packages only: a .pth of that folder, such as our own editable one, is not read from here.
-        return made if made.others.exists() else _with_wheel(shared, built, OURS)
+        return made if made.others.exists() else _with_wheel(shared, built)
 
 
 def make_without(folder: Path, *names: str) -> Environment:
@@ -139,19 +137,24 @@ def _shared(folder: Path, name: str) -> Iterator[Path]:
         yield shared
 
 
-def _with_wheel(folder: Path, built: Path, others: Path) -> Environment:
-    """Install our wheel into an environment that has other packages in a folder of their own."""
+def _empty(folder: Path) -> Environment:
+    """Make an environment without packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    environment = Environment(folder / "venv")
+    return Environment(folder / "venv")
+
+
+def _with_wheel(folder: Path, built: Path) -> Environment:
+    """Install our wheel into an environment that has the tests' own packages beside it."""
+    environment = _empty(folder)
     environment.pip_install("--no-deps", str(built))
-    environment.others.write_text(f"{others}\n")
+    # Packages only: a .pth of that folder, such as our own editable one, is not read from here.
+    environment.others.write_text(f"{OURS}\n")
     return environment
 
 
 def _copied(folder: Path, made: Environment, others: Path) -> Environment:
     """Copy an environment, which takes less than to install our wheel again, and give it other packages."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    environment = Environment(folder / "venv")
+    environment = _empty(folder)
     shutil.copytree(made.site, environment.site, dirs_exist_ok=True)
     shutil.copy(made.script, environment.script)
     environment.script.write_text(made.script.read_text().replace(str(made.path), str(environment.path)))
