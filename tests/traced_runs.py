@@ -58,6 +58,17 @@ def traced_environment(folder, *, collects=False, **environment):
     }
 
 
+def run_ranks_traced(tmp_path, source, ranks):
+    """Run a program's source once for each rank's variables, side by side, in a Python that has imported torch."""
+    folder, program = tmp_path / "recording", tmp_path / "program.py"
+    manifest.create(folder, owner=None, command=[], config=None)
+    program.write_text(source)
+    environments = [traced_environment(folder, **rank) for rank in ranks]
+    ended = warm("torch").run_together(program, environments, tmp_path, timeout_s=120)
+    assert [done.returncode for done in ended] == [0] * len(ranks), ended
+    return Recording.open(folder)
+
+
 def run_traced(tmp_path, source, *, timeout_s=120, arguments=(), imported="", collects=False, **environment):
     """Run a program's source with tracing; in a Python that has imported a module before, if one is named."""
     folder = tmp_path / "recording"

@@ -2,11 +2,7 @@
 
 import pytest
 from free_port import free_port
-from traced_runs import run_traced, traced_environment
-from warm_python import warm
-
-from rltrace.read.recording import Recording
-from rltrace.record import manifest
+from traced_runs import run_ranks_traced, run_traced
 
 pytestmark = pytest.mark.run
 
@@ -48,14 +44,8 @@ def run(tmp_path_factory):
 
 def test_ranks_that_are_set_by_hand(tmp_path):
     """Without a launcher, `env://` with RANK and WORLD_SIZE says the rank; what a rank starts is none."""
-    folder, program = tmp_path / "recording", tmp_path / "rank.py"
-    manifest.create(folder, owner=None, command=[], config=None)
-    program.write_text(RANK)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    environments = [traced_environment(folder, RANK=rank, **address) for rank in "01"]
-    ended = warm("torch").run_together(program, environments, tmp_path, timeout_s=120)
-    assert [done.returncode for done in ended] == [0, 0], ended
-    recording = Recording.open(folder)
+    recording = run_ranks_traced(tmp_path, RANK, [{"RANK": rank, **address} for rank in "01"])
     ranks = processes_with(recording, "training")
     assert sorted((process.role, process.rank, process.world_size) for process in ranks) == [
         ("worker", 0, 2),
