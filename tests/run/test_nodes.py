@@ -316,6 +316,7 @@ def test_collecting_leaves_other_process_alone(run: Path, nodes: Cluster, tmp_pa
     lines = copy / "processes" / other / "process.jsonl"
     lines.write_text('{"kind": "process", "pid": 1}\n')
     done = rltrace_command(nodes, tmp_path, "collect", "copy", "--address", nodes.address)
+    assert "from second" in done.stdout, done.stderr
     assert done.returncode == 4 and f"{other}: holds a different process" in done.stderr
     for path in (run / "processes" / missing).iterdir():
         assert (copy / "processes" / missing / path.name).read_bytes() == path.read_bytes()
