@@ -67,8 +67,8 @@ def of_tensors(tensors: Sequence[Tensor]) -> list[int]:
     return found
 
 
-def weighted_sum(words: Tensor, start: int) -> Tensor:
-    """Return the checksum's share of consecutive words in host memory, shape (), int64."""
+def weighted_sum(words: Tensor, start: int) -> int:
+    """Return the checksum's share of consecutive words in host memory, as a signed integer of 64 bits."""
     total = np.int64(0)
     with np.errstate(over="ignore"):
         for part in torch.split(words, len(POSITIONS)):
@@ -76,7 +76,7 @@ def weighted_sum(words: Tensor, start: int) -> Tensor:
             factors = _mix(POSITIONS[: len(part)] + np.uint32(start % (1 << 32))) | np.uint32(1)
             total += np.dot(factors.astype(np.int64), part.numpy().astype(np.int64))
             start += len(part)
-    return torch.tensor(int(total))
+    return int(total)
 
 
 def _mix(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
